@@ -1,0 +1,213 @@
+"""Where foxqueue finds its home, its server and its namespace: files, then environment, then flags."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import socket
+import tempfile
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import quote, unquote, urlsplit
+
+from foxqueue.errors import InvalidInput
+from foxqueue.keys import Keys
+
+_FILE_KEYS = ("home", "url", "namespace", "password_file")
+_SCHEMES = ("redis", "rediss", "unix")
+MAX_SOCKET_PATH = 100  # sun_path holds 108 bytes, and a server appends to it
+
+
+@dataclass(frozen=True)
+class Config:
+    """What one process of foxqueue works with.
+
+    Attributes:
+        home: directory of this user's state; may be shared between machines.
+        url: the configured server, or None for our own.
+        namespace: name of the queue on the server.
+        password: of the server, when it is given apart from the URL.
+        sources: which file, variable or flag each value came from.
+    """
+
+    home: Path
+    url: str | None
+    namespace: str
+    password: str | None
+    sources: Mapping[str, str]
+
+    @property
+    def machine_dir(self) -> Path:
+        """What belongs to this machine under a home that several may share."""
+        return self.home / machine_id()
+
+    @property
+    def jobs_dir(self) -> Path:
+        """Where runs on this machine keep output, exit record and files."""
+        return self.machine_dir / "jobs"
+
+    @property
+    def shown_url(self) -> str:
+        """The URL for messages, with the password hidden."""
+        return hide_password(self.url) if self.url else "our own server"
+
+
+def machine_id() -> str:
+    """A name of this machine: systemd's machine id, else the host name."""
+    for path in ("/etc/machine-id", "/var/lib/dbus/machine-id"):
+        try:
+            text = Path(path).read_text(encoding="ascii").strip()
+        except (OSError, UnicodeDecodeError):
+            continue
+        if text:
+            return text
+    return socket.gethostname()
+
+
+def hide_password(url: str) -> str:
+    """The URL with ``***`` for a password; what cannot be read is not shown at all."""
+    try:
+        parts = urlsplit(url)
+        password = parts.password
+    except ValueError:
+        return "(a URL that cannot be read)"
+    if "@" not in parts.netloc and "@" in url.partition("?")[0]:
+        return f"{parts.scheme}://***"  # a stray '/' or '#' in the password moved it out of the host part
+    if password is None:
+        return url
+    userinfo, _, host = parts.netloc.rpartition("@")
+    user = userinfo.partition(":")[0]
+    return parts._replace(netloc=f"{user}:***@{host}").geturl()
+
+
+def load_config(
+    url: str | None = None,
+    namespace: str | None = None,
+    home: str | os.PathLike[str] | None = None,
+    environ: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
+) -> Config:
+    """Put together files, environment and arguments, the last one strongest.
+
+    Args:
+        url: ``redis://``, ``rediss://`` or ``unix://`` URL.
+        namespace: name of the queue.
+        home: state directory.
+        environ: environment to read, this process's by default.
+        cwd: directory whose ``foxqueue.toml`` counts, the current one by default.
+
+    Raises:
+        InvalidInput: a file cannot be read, or a value is malformed; the text says which and where it stood.
+    """
+    environ = os.environ if environ is None else environ
+    values: dict[str, str] = {}
+    sources: dict[str, str] = {}
+    for path in _config_files(environ, cwd):
+        for key, value in _read_file(path).items():
+            values[key], sources[key] = value, str(path)
+    for key in (*_FILE_KEYS, "password"):
+        variable = "FOXQUEUE_" + key.upper()
+        if environ.get(variable):
+            values[key], sources[key] = environ[variable], variable
+    for key, given in (("url", url), ("namespace", namespace), ("home", home)):
+        if given is not None:
+            values[key], sources[key] = str(given), f"--{key}"
+    return _build(values, sources, environ)
+
+
+def _build(values: dict[str, str], sources: dict[str, str], environ: Mapping[str, str]) -> Config:
+    if "url" in values:
+        check_url(values["url"], sources["url"])
+    namespace = values.get("namespace", "default")
+    Keys(namespace)
+    home = Path(values["home"]).expanduser() if "home" in values else default_home(environ)
+    if not home.is_absolute():
+        home = Path.cwd() / home
+    password = values.get("password")
+    if password is None and "password_file" in values:
+        password = _read_password(values["password_file"], sources["password_file"])
+    return Config(home, values.get("url"), namespace, password, sources)
+
+
+def default_home(environ: Mapping[str, str]) -> Path:
+    """The XDG state directory of foxqueue."""
+    state = environ.get("XDG_STATE_HOME", "")
+    if state.startswith("/"):
+        return Path(state) / "foxqueue"
+    return Path(environ.get("HOME") or Path.home()) / ".local" / "state" / "foxqueue"
+
+
+def check_url(url: str, source: str) -> None:
+    """Raise InvalidInput when the URL is not one that redis-py reads, without printing a password."""
+    wanted = f"({source}): write redis://HOST:PORT/DB, rediss://… or unix:///PATH"
+    scheme, separator, rest = url.partition("://")
+    if not separator or scheme not in _SCHEMES:
+        raise InvalidInput(f"server URL {hide_password(url)} is not understood {wanted}")
+    try:
+        parts = urlsplit(url)
+        _ = parts.port
+    except ValueError as error:
+        raise InvalidInput(
+            f"server URL cannot be read {wanted}; in a password write / as %2F, @ as %40, # as %23, ? as %3F"
+        ) from error
+    authority = rest.partition("?")[0]
+    if "@" in authority and "@" not in parts.netloc and scheme != "unix":
+        raise InvalidInput(
+            f"server URL's password holds a character that ends the host part {wanted}; "
+            "write / as %2F, @ as %40, # as %23, ? as %3F, or give it by FOXQUEUE_PASSWORD"
+        )
+    if scheme == "unix" and not unquote(parts.path):
+        raise InvalidInput(f"server URL {hide_password(url)} names no socket {wanted}")
+    if scheme != "unix" and not parts.hostname:
+        raise InvalidInput(f"server URL {hide_password(url)} names no host {wanted}")
+
+
+def server_socket(config: Config) -> Path:
+    """Where our own server listens: under the home, or, when that path is too long for a socket, in a short 0700 directory."""
+    path = config.machine_dir / "server" / "server.sock"
+    if len(os.fsencode(path)) <= MAX_SOCKET_PATH:
+        return path
+    digest = hashlib.sha256(os.fsencode(config.machine_dir)).hexdigest()[:16]
+    runtime = os.environ.get("XDG_RUNTIME_DIR", "")
+    if runtime.startswith("/") and Path(runtime).is_dir():
+        return Path(runtime) / f"foxqueue-{digest}" / "server.sock"
+    return Path(tempfile.gettempdir()) / f"foxqueue-{os.getuid()}-{digest}" / "server.sock"
+
+
+def url_of_socket(path: Path) -> str:
+    """The URL of a unix socket."""
+    return "unix://" + quote(str(path))
+
+
+def _config_files(environ: Mapping[str, str], cwd: Path | None) -> list[Path]:
+    base = environ.get("XDG_CONFIG_HOME", "")
+    user = Path(base) if base.startswith("/") else Path(environ.get("HOME") or Path.home()) / ".config"
+    return [
+        Path("/etc/foxqueue/foxqueue.toml"),
+        user / "foxqueue" / "foxqueue.toml",
+        (cwd or Path.cwd()) / "foxqueue.toml",
+    ]
+
+
+def _read_file(path: Path) -> dict[str, str]:
+    try:
+        data = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InvalidInput(f"{path} cannot be read: {error}") from error
+    for key, value in data.items():
+        if key not in _FILE_KEYS:
+            raise InvalidInput(f"{path}: unknown setting {key!r}; allowed are {', '.join(_FILE_KEYS)}")
+        if not isinstance(value, str):
+            raise InvalidInput(f"{path}: {key} must be text, not {value!r}")
+    return {key: value for key, value in data.items() if value}
+
+
+def _read_password(path: str, source: str) -> str:
+    try:
+        return Path(path).expanduser().read_text(encoding="utf-8").rstrip("\r\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidInput(f"password file ({source}) cannot be read: {error}") from error

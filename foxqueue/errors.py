@@ -1,0 +1,84 @@
+"""Every error foxqueue raises on purpose, each with the exit code the command line gives it."""
+
+from __future__ import annotations
+
+
+class FoxqueueError(Exception):
+    """The root of all of them. ``exit_code`` is what the command line exits with."""
+
+    exit_code = 1
+
+
+class InvalidInput(FoxqueueError, ValueError):
+    """Something given by the user is malformed. The text says what was given and what is allowed."""
+
+    exit_code = 2
+
+
+class ServerError(FoxqueueError):
+    """The Redis server cannot be used."""
+
+
+class NoServer(ServerError):
+    """No URL is configured and our own server is not running."""
+
+
+class ServerUnavailable(ServerError):
+    """The server is configured but does not answer, or answers that it cannot serve now."""
+
+
+class ServerRefused(ServerError):
+    """The server answers and refuses us: password, permissions, or a version that is too old."""
+
+
+class SettingsDiffer(FoxqueueError):
+    """The namespace is in use with other settings than the ones asked for."""
+
+
+class OutcomeUnknown(FoxqueueError):
+    """A command was sent, no answer came within the time allowed: it may or may not have been done.
+
+    ``token`` is the request token in hex. Sending the same request with the same token again is safe.
+    """
+
+    exit_code = 75
+
+    def __init__(self, token: str, message: str) -> None:
+        super().__init__(message)
+        self.token = token
+
+
+class JobNotFound(FoxqueueError):
+    """There is no job with that number."""
+
+
+class JobGone(FoxqueueError):
+    """The number now belongs to another job: the server lost data and gave it out again."""
+
+
+class NotCancelled(FoxqueueError):
+    """The job had already ended in another way."""
+
+
+class WaitTimeout(FoxqueueError):
+    """The job did not end in the time given."""
+
+    exit_code = 124
+
+
+class Unsatisfiable(FoxqueueError):
+    """No registered device can ever meet the request."""
+
+    exit_code = 69
+
+
+class NoDevice(FoxqueueError):
+    """No device was found, or none of the ones found is the one that was named."""
+
+
+class DeviceHeld(FoxqueueError):
+    """Somebody else holds the device's file lock. The text names the holder."""
+
+
+class AlreadyRunning(FoxqueueError):
+    """Another `foxqueue up` serves this home."""

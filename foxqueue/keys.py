@@ -1,0 +1,177 @@
+"""The only place where a Redis key is spelt. All keys of a namespace share one hash tag."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from foxqueue.errors import InvalidInput
+
+_NAMESPACE = re.compile(r"[A-Za-z0-9._-]{1,64}\Z")
+
+
+@dataclass(frozen=True)
+class Keys:
+    """The keys of one namespace.
+
+    Args:
+        namespace: 1-64 of ``A-Z a-z 0-9 . _ -``.
+
+    Raises:
+        InvalidInput: the namespace has another character or length.
+    """
+
+    namespace: str
+
+    def __post_init__(self) -> None:
+        if not _NAMESPACE.match(self.namespace):
+            raise InvalidInput(
+                f"namespace {self.namespace!r} is not usable: give 1 to 64 letters, digits, '.', '_' or '-'"
+            )
+
+    @property
+    def prefix(self) -> str:
+        """What every key starts with. Scripts build the keys of jobs they find out themselves from it."""
+        return f"foxqueue:{{{self.namespace}}}:"
+
+    def _key(self, name: str) -> str:
+        return self.prefix + name
+
+    def job(self, number: int) -> str:
+        """HASH: short whole-word fields of one job."""
+        return self._key(f"job:{number}")
+
+    def spec(self, number: int) -> str:
+        """STRING: msgpack, what to run."""
+        return self._key(f"spec:{number}")
+
+    def result(self, number: int) -> str:
+        """STRING: msgpack, what came out."""
+        return self._key(f"result:{number}")
+
+    def log(self, number: int) -> str:
+        """STREAM: tail of the output, ids ``<fence>-<byte offset>``."""
+        return self._key(f"log:{number}")
+
+    def env(self, digest: str) -> str:
+        """STRING, PX 90 days: a captured environment under its sha256."""
+        return self._key(f"env:{digest}")
+
+    def pending(self, shape: str) -> str:
+        """ZSET: claimable jobs of one shape, score = rank."""
+        return self._key(f"pending:{shape}")
+
+    def lease(self, device: str) -> str:
+        """STRING, PX: fence, the grant's heartbeat."""
+        return self._key(f"lease:{device}")
+
+    def idle_for(self, shape: str) -> str:
+        """ZSET: idle workers registered for one shape -> ms since when."""
+        return self._key(f"idle:{shape}")
+
+    def idle_shapes(self, worker: str) -> str:
+        """SET: shapes under which one idle worker stands."""
+        return self._key(f"idle_shapes:{worker}")
+
+    def wake(self, worker: str) -> str:
+        """LIST, PX: tokens that wake one worker: a shape, ``*`` (look at all) or ``cancel:<job>``."""
+        return self._key(f"wake:{worker}")
+
+    @property
+    def shapes(self) -> str:
+        """HASH: shape -> ms of its first use. The shape spells its own requirement."""
+        return self._key("shapes")
+
+    @property
+    def shapes_version(self) -> str:
+        """STRING: counts changes of ``shapes``."""
+        return self._key("shapes_version")
+
+    @property
+    def running(self) -> str:
+        """ZSET: job -> lease deadline ms."""
+        return self._key("running")
+
+    @property
+    def scheduled(self) -> str:
+        """ZSET: job -> due ms."""
+        return self._key("scheduled")
+
+    @property
+    def finished(self) -> str:
+        """ZSET: succeeded and cancelled jobs -> end ms."""
+        return self._key("finished")
+
+    @property
+    def failed(self) -> str:
+        """ZSET: dead letters -> end ms."""
+        return self._key("failed")
+
+    @property
+    def granted(self) -> str:
+        """HASH: device -> ``<fence> job:<n>``, ``<fence> dirty`` or ``<fence> -``."""
+        return self._key("granted")
+
+    @property
+    def claims(self) -> str:
+        """HASH: worker -> ``<k>:<job>``, its last question and what it got."""
+        return self._key("claims")
+
+    @property
+    def gpus(self) -> str:
+        """HASH: device -> ``<worker> <seq> <msgpack>``, what its worker last saw."""
+        return self._key("gpus")
+
+    @property
+    def workers(self) -> str:
+        """ZSET: worker -> ms of its last register."""
+        return self._key("workers")
+
+    @property
+    def idle(self) -> str:
+        """ZSET: all idle workers -> ms since when."""
+        return self._key("idle")
+
+    @property
+    def settings(self) -> str:
+        """HASH: what belongs to the namespace: schema, clocks, ageing, limits."""
+        return self._key("settings")
+
+    @property
+    def events(self) -> str:
+        """STREAM, capped: the audit trail."""
+        return self._key("events")
+
+    @property
+    def next(self) -> str:
+        """STRING: the last job number given out."""
+        return self._key("next")
+
+    @property
+    def clock(self) -> str:
+        """STRING: the last tick of the hybrid clock, microseconds."""
+        return self._key("clock")
+
+    @property
+    def looked(self) -> str:
+        """STRING: ms of the reaper's last look by anybody."""
+        return self._key("looked")
+
+    @property
+    def swept(self) -> str:
+        """STRING: ms of the last sweep."""
+        return self._key("swept")
+
+    @property
+    def grace_until(self) -> str:
+        """STRING: ms until which nothing is reaped."""
+        return self._key("grace_until")
+
+    @property
+    def instance(self) -> str:
+        """STRING: a random name of this namespace's life."""
+        return self._key("instance")
+
+    def requests(self, minute: int) -> str:
+        """HASH, PX 3 min: request token -> answer already given."""
+        return self._key(f"requests:{minute}")
