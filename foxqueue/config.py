@@ -165,7 +165,7 @@ def check_url(url: str, source: str) -> None:
 
 
 def server_socket(config: Config) -> Path:
-    """Where our own server listens: under the home, or, when that path is too long for a socket, in a short 0700 directory."""
+    """Where our own server listens: under the home, or in a short 0700 directory when that path is too long."""
     path = config.machine_dir / "server" / "server.sock"
     if len(os.fsencode(path)) <= MAX_SOCKET_PATH:
         return path

@@ -24,7 +24,17 @@ class NoServer(ServerError):
 
 
 class ServerUnavailable(ServerError):
-    """The server is configured but does not answer, or answers that it cannot serve now."""
+    """The server is configured but does not answer, or answers that it cannot serve now.
+
+    ``definite``: the server said so, hence nothing was done. ``passing``: it will pass by itself.
+    """
+
+    def __init__(self, message: str, *, definite: bool = False, passing: bool = False) -> None:
+        super().__init__(message)
+        self.definite = definite
+        self.passing = passing
+        if definite:
+            self.exit_code = 75
 
 
 class ServerRefused(ServerError):

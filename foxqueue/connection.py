@@ -1,0 +1,178 @@
+"""The connection to Redis: what is an answer, what means that Redis is away, and what is a bug."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from foxqueue.config import hide_password
+from foxqueue.errors import ServerError, ServerRefused, ServerUnavailable
+from foxqueue.scripts import Call, Script
+
+LOADING_S = 60.0
+# First words of error replies that mean "not now": nothing was done. The first group passes by itself.
+_PASSING = ("LOADING", "BUSY", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "UNKILLABLE")
+_REFUSING = ("OOM", "MISCONF", "READONLY", "NOREPLICAS", "NOAUTH", "WRONGPASS", "NOPERM")
+_CLASSES: dict[type[Exception], str] = {
+    redis.exceptions.BusyLoadingError: "LOADING",
+    redis.exceptions.MasterDownError: "MASTERDOWN",
+    redis.exceptions.ClusterDownError: "CLUSTERDOWN",
+    redis.exceptions.TryAgainError: "TRYAGAIN",
+    redis.exceptions.OutOfMemoryError: "OOM",
+    redis.exceptions.ReadOnlyError: "READONLY",
+    redis.exceptions.AuthenticationError: "NOAUTH",
+    redis.exceptions.NoPermissionError: "NOPERM",
+}
+_LOST = (redis.exceptions.ConnectionError, redis.exceptions.TimeoutError, OSError)
+
+
+class Connection:
+    """A client without redis-py's own retries: a resent command could run twice, ours are sent again by hand.
+
+    Args:
+        url: ``redis://``, ``rediss://`` or ``unix://``; percent-encoded characters in it are decoded.
+        password: when the URL has none.
+        timeout_s: of connecting and of each answer.
+    """
+
+    def __init__(self, url: str, password: str | None = None, *, timeout_s: float = 5.0) -> None:
+        self.url = url
+        self._password = password
+        self._timeout_s = timeout_s
+        self.client = self._client(timeout_s)
+
+    def _client(self, timeout_s: float) -> redis.Redis:
+        options: dict[str, Any] = {"password": self._password} if self._password is not None else {}
+        if not self.url.startswith("unix"):
+            options |= {"socket_keepalive": True, "socket_connect_timeout": min(timeout_s, 5.0)}
+        return redis.Redis.from_url(self.url, socket_timeout=timeout_s, retry=Retry(NoBackoff(), 0), **options)
+
+    def blocking(self, block_s: float) -> redis.Redis:
+        """A client for calls that block: its time-out lies above the block time."""
+        return self._client(block_s + self._timeout_s)
+
+    def close(self) -> None:
+        """Close all its connections."""
+        self.client.close()
+        self.client.connection_pool.disconnect()
+
+    def test(self, patience_s: float) -> None:
+        """Wait until the server answers, then check its version.
+
+        Raises:
+            ServerUnavailable: it does not answer within ``patience_s``, or is still loading after a minute.
+            ServerRefused: wrong password, no permission, or a version that is too old.
+        """
+        start = time.monotonic()
+        while True:
+            try:
+                with self.errors("ping"):
+                    self.client.ping()
+                break
+            except ServerUnavailable as error:
+                waited = time.monotonic() - start
+                if waited > (LOADING_S if error.passing else patience_s):
+                    raise
+                time.sleep(0.05)
+        self._check_version()
+
+    def _check_version(self) -> None:
+        try:
+            with self.errors("info"):
+                info: dict[str, Any] = self.client.info("server")
+        except ServerRefused:
+            return  # an access list that hides INFO: the scripts will say what they miss
+        version = str(info.get("redis_version", "7.0.0"))
+        if int(version.split(".")[0]) < 7:
+            raise ServerRefused(
+                f"the server at {hide_password(self.url)} is Redis {version}: foxqueue needs Redis 7.0 or Valkey 7.2"
+            )
+
+    @contextlib.contextmanager
+    def errors(self, what: str) -> Iterator[None]:
+        """Turn redis-py's errors into ours."""
+        try:
+            yield
+        except redis.exceptions.ResponseError as error:
+            raise self._response_error(error, what) from error
+        except redis.exceptions.AuthenticationError as error:
+            raise self._response_error(error, what) from error
+        except _LOST as error:
+            raise self._response_error(error, what) from error
+
+    def _response_error(self, error: Exception, what: str) -> ServerError:
+        word = next((word for kind, word in _CLASSES.items() if isinstance(error, kind)), None)
+        word = word or (str(error).split(" ", 1)[0] if isinstance(error, redis.exceptions.ResponseError) else None)
+        where = hide_password(self.url)
+        if word in ("NOAUTH", "WRONGPASS"):
+            return ServerRefused(
+                f"the server at {where} refuses the password: set it in the URL (FOXQUEUE_URL, --url), in "
+                "FOXQUEUE_PASSWORD or in the file that FOXQUEUE_PASSWORD_FILE names"
+            )
+        if word == "NOPERM":
+            return ServerRefused(f"the server at {where} does not permit this user to run {what}: {error}")
+        if word in _PASSING:
+            return ServerUnavailable(f"the server at {where} cannot answer yet ({error})", definite=True, passing=True)
+        if word in _REFUSING:
+            return ServerUnavailable(f"the server at {where} refuses {what} now ({error})", definite=True)
+        if isinstance(error, _LOST):
+            return ServerUnavailable(
+                f"the server at {where} does not answer ({_plain(error)}): is it running, and is FOXQUEUE_URL right?"
+            )
+        return ServerError(f"{what} failed on the server at {where}: {error}")
+
+    # --- scripts ---------------------------------------------------------------------------------------
+
+    def evalsha(self, calls: Sequence[Call]) -> list[Any]:
+        """Send scripts in one round trip; scripts that the server has forgotten are loaded and sent again.
+
+        Sending again is safe: a script that had run answers what it had answered.
+
+        Raises:
+            ServerUnavailable, ServerError: for the first call without an answer.
+        """
+        replies: list[Any] = self._roundtrip([call.evalsha() for call in calls])
+        forgotten = [i for i, reply in enumerate(replies) if isinstance(reply, redis.exceptions.NoScriptError)]
+        if forgotten:
+            scripts: dict[str, Script] = {calls[i].script.sha: calls[i].script for i in forgotten}
+            commands: list[tuple[Any, ...]] = [("SCRIPT", "LOAD", script.text) for script in scripts.values()]
+            commands += [calls[i].evalsha() for i in forgotten]
+            again = self._roundtrip(commands)[len(scripts) :]
+            for i, reply in zip(forgotten, again, strict=True):
+                replies[i] = reply
+        for call, reply in zip(calls, replies, strict=True):
+            if isinstance(reply, Exception):
+                raise self._response_error(reply, call.script.name) from reply
+        return replies
+
+    def _roundtrip(self, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
+        """Raw commands on one connection: redis-py's pipelines add a SCRIPT EXISTS, and a copy of each reply."""
+        pool = self.client.connection_pool
+        with self.errors("scripts"):
+            link: Any = pool.get_connection()
+            try:
+                link.send_packed_command(link.pack_commands(commands))
+                return [_read(link) for _ in commands]
+            except BaseException:
+                link.disconnect()  # what is still under way must not answer somebody else's question
+                raise
+            finally:
+                pool.release(link)
+
+
+def _read(link: Any) -> Any:
+    try:
+        return link.read_response()
+    except redis.exceptions.ResponseError as error:
+        return error
+
+
+def _plain(error: Exception) -> str:
+    text = str(error) or type(error).__name__
+    return text.rstrip(".")

@@ -1,0 +1,30 @@
+-- NEEDS granted prefix
+-- FOUND lease:<device> STRING fence
+local function lease_key(name)
+  return prefix .. 'lease:' .. name
+end
+
+local function grant_text(given_fence, n)
+  return given_fence .. ' job:' .. n
+end
+
+-- A device is free when it has no lease key and its last grant is neither a running job's nor dirty.
+local function device_is_free(name)
+  if redis.call('EXISTS', lease_key(name)) == 1 then
+    return false
+  end
+  local grant = redis.call('HGET', granted, name)
+  if not grant then
+    return true
+  end
+  local given_fence, holder = string.match(grant, '^(%d+) (.+)$')
+  if holder == 'dirty' then
+    return false
+  end
+  local n = holder and string.match(holder, '^job:(%d+)$')
+  if n then
+    local job = read_job(n, 'state', 'fence')
+    return not (job and job[1] == 'running' and job[2] == given_fence)
+  end
+  return true
+end

@@ -1,0 +1,21 @@
+-- NEEDS running granted finished failed
+-- The only way out of running: the grant ends, the lease goes if it is still this run's, and the fence's
+-- word is written down, so that a repeated call gets it again.
+local function ended(n, run_fence, devices, word)
+  redis.call('ZREM', running, n)
+  redis.call('HSET', job_key(n), 'settled', run_fence, 'settled_as', word)
+  for name in string.gmatch(devices or '', '[^,]+') do
+    if redis.call('HGET', granted, name) == grant_text(run_fence, n) then
+      redis.call('HSET', granted, name, run_fence .. ' -')
+    end
+    if redis.call('GET', lease_key(name)) == run_fence then
+      redis.call('DEL', lease_key(name))
+    end
+  end
+end
+
+-- The job is over. A failed job is a dead letter and stands in `failed` only, other ends in `finished`.
+local function over(n, state, reason, detail)
+  redis.call('HSET', job_key(n), 'state', state, 'reason', reason, 'detail', detail, 'finished_at', digits(now_ms))
+  redis.call('ZADD', state == 'failed' and failed or finished, digits(now_ms), n)
+end

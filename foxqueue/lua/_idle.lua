@@ -1,0 +1,45 @@
+-- NEEDS idle prefix
+-- FOUND idle:<shape> ZSET worker -> ms since when
+-- FOUND idle_shapes:<worker> SET shapes under which it stands
+-- FOUND wake:<worker> LIST tokens that wake it
+-- An idle worker asks again within a beat at most; an entry older than this is a dead worker's.
+local IDLE_MS = 12000
+local WAKE_MS = 20000
+
+local function leave_idle(name)
+  local key = prefix .. 'idle_shapes:' .. name
+  for _, shape_name in ipairs(redis.call('SMEMBERS', key)) do
+    redis.call('ZREM', prefix .. 'idle:' .. shape_name, name)
+  end
+  redis.call('DEL', key)
+  redis.call('ZREM', idle, name)
+end
+
+local function send_token(name, token_text)
+  local key = prefix .. 'wake:' .. name
+  redis.call('LPUSH', key, token_text)
+  redis.call('PEXPIRE', key, WAKE_MS)
+end
+
+-- Wake one worker that stands idle for the shape, the newest, and take it off every list.
+local function wake_one(shape_name)
+  local key = prefix .. 'idle:' .. shape_name
+  local newest = redis.call('ZREVRANGE', key, 0, 0, 'WITHSCORES')
+  if not newest[1] then
+    return
+  end
+  if tonumber(newest[2]) < now_ms - IDLE_MS then
+    redis.call('DEL', key)
+    return
+  end
+  leave_idle(newest[1])
+  send_token(newest[1], shape_name)
+end
+
+-- A shape nobody has seen: every idle worker looks whether it fits.
+local function wake_all()
+  for _, name in ipairs(redis.call('ZREVRANGE', idle, 0, 99)) do
+    leave_idle(name)
+    send_token(name, '*')
+  end
+end

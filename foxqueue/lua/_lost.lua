@@ -1,0 +1,20 @@
+-- NEEDS max_losses
+-- The run lost its worker: the attempt is given back, the loss is counted, the rank is kept. One that takes
+-- down its worker time after time ends.
+-- job: state, fence, gpus, shape, rank, attempts, losses, cancel_requested, worker
+local LOST_FIELDS = { 'state', 'fence', 'gpus', 'shape', 'rank', 'attempts', 'losses', 'cancel_requested', 'worker' }
+
+local function lost(n, job, how)
+  local losses = tonumber(job[7] or '0') + 1
+  ended(n, job[2], job[3], 'lost')
+  redis.call('HSET', job_key(n), 'losses', digits(losses), 'attempts', digits(math.max(tonumber(job[6] or '1') - 1, 0)))
+  event(how, n, 'worker', job[9] or '', 'device', job[3] or '', 'fence', job[2])
+  if job[8] then
+    over(n, 'cancelled', 'cancelled_by_user', 'cancelled by ' .. job[8] .. '; its worker was lost')
+  elseif losses >= max_losses then
+    over(n, 'failed', 'poison', 'lost its worker ' .. digits(losses) .. ' times')
+  else
+    redis.call('HSET', job_key(n), 'state', 'pending', 'reason', 'worker_lost', 'detail', 'worker ' .. (job[9] or '') .. ' was lost')
+    ready(n, job[4], job[5])
+  end
+end

@@ -1,0 +1,28 @@
+-- register: a worker says that it lives and what it sees
+-- KEYS[1] workers ZSET
+-- KEYS[2] gpus HASH
+-- KEYS[3] running ZSET
+-- KEYS[4] clock STRING
+-- KEYS[5] instance STRING
+-- ARGV[1] worker
+-- ARGV[2] device uuid
+-- ARGV[3] sequence counts this worker's registers from 1
+-- ARGV[4] seen packed
+-- ARGV[5] candidate name of this namespace's life, if it has none
+-- INCLUDE _drains _clock _instance
+-- RETURNS {ok, instance}, or {stale, instance} for a late copy, which changes nothing
+local standing = redis.call('HGET', gpus, device)
+if standing then
+  local of, count = string.match(standing, '^(%S+) (%d+) ')
+  local known = redis.call('ZSCORE', workers, worker)
+  if of == worker and tonumber(sequence) <= tonumber(count) then
+    return { 'stale', life }
+  end
+  if of ~= worker and known then
+    return { 'stale', life } -- the device has had another worker since
+  end
+end
+begin_life(candidate)
+redis.call('HSET', gpus, device, worker .. ' ' .. sequence .. ' ' .. seen)
+redis.call('ZADD', workers, digits(now_ms), worker)
+return { 'ok', life }

@@ -1,0 +1,60 @@
+"""What a job needs of a device, spelt as a shape: jobs of one shape share one sorted set.
+
+A shape is words joined by dots, in this order: ``g<count>`` GPUs, ``m<MiB>`` memory floor. A worker that
+meets a word it does not know (from a newer version) leaves the shape alone.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from foxqueue.errors import InvalidInput
+
+_WORD = re.compile(r"([gm])(\d{1,9})\Z")
+
+
+@dataclass(frozen=True)
+class Requirement:
+    """GPUs (0 is a CPU slot) and the memory floor of each, in MiB (0: none)."""
+
+    gpus: int = 1
+    memory_mib: int = 0
+
+    def __post_init__(self) -> None:
+        if self.gpus not in (0, 1):
+            raise InvalidInput(f"{self.gpus} GPUs cannot be asked for: give 0 (a CPU slot) or 1")
+        if self.gpus == 0 and self.memory_mib:
+            raise InvalidInput("GPU memory without a GPU: leave --gpu-memory out, or ask for --gpus 1")
+
+    @property
+    def shape(self) -> str:
+        """The canonical spelling."""
+        return f"g{self.gpus}" + (f".m{self.memory_mib}" if self.memory_mib else "")
+
+
+def parse_shape(shape: str) -> Requirement | None:
+    """Read a shape back; None when it has a word that this version does not know."""
+    found: dict[str, int] = {}
+    for word in shape.split("."):
+        match = _WORD.match(word)
+        if match is None or match[1] in found:
+            return None
+        found[match[1]] = int(match[2])
+    try:
+        return Requirement(found.get("g", 1), found.get("m", 0))
+    except InvalidInput:
+        return None
+
+
+def fits(need: Requirement, kind: str, memory_mib: int | None) -> bool:
+    """Whether a device can take a job.
+
+    Args:
+        need: the job's requirement.
+        kind: ``nvml``, ``simulated`` or ``cpu``; a GPU job never takes a CPU slot, nor the reverse.
+        memory_mib: total or free MiB, as the question goes; None is unknown and meets no floor.
+    """
+    if (need.gpus == 0) != (kind == "cpu"):
+        return False
+    return not need.memory_mib or (memory_mib is not None and memory_mib >= need.memory_mib)

@@ -1,0 +1,151 @@
+"""Drives the scripts of a namespace the way clients and workers do, without processes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from foxqueue.broker import Broker, Claimed, NewJob, Reply
+from foxqueue.codec import pack
+from foxqueue.scripts import Call
+
+
+@dataclass
+class Worker:
+    """What a worker remembers between its calls."""
+
+    queue: Queue
+    name: str
+    device: str
+    shapes: tuple[str, ...] = ("g1",)
+    question: int = 0
+    version: str = "?"
+    woken: list[str] = field(default_factory=list)
+
+    def claim_call(self) -> Call:
+        """The next question, not yet sent."""
+        self.question += 1
+        return self.queue.broker.claim_call(
+            self.name, self.question, self.device, "host", self.version, self.woken, self.shapes
+        )
+
+    def ask(self) -> Reply:
+        """Send the next question; learn new shapes on the way."""
+        reply = self.queue.broker.send(self.claim_call())[0]
+        if reply.word == "shapes":
+            self.version = reply.rest[0].decode()
+            reply = self.queue.broker.send(self.claim_call())[0]
+        self.woken.clear()
+        return reply
+
+    def claim(self) -> Claimed:
+        """Claim a job that must be there."""
+        reply = self.ask()
+        assert reply.word == "ok", reply
+        return Claimed.of(reply)
+
+    def tokens(self) -> list[str]:
+        """Take the wake-up tokens that came, oldest first."""
+        key = self.queue.broker.keys.wake(self.name)
+        found = []
+        while (token := self.queue.broker.redis.rpop(key)) is not None:
+            found.append(bytes(token).decode())
+        self.woken += found
+        return found
+
+
+class Queue:
+    """A broker with short words for tests."""
+
+    def __init__(self, url: str, namespace: str) -> None:
+        self.broker = Broker.connect(url, namespace)
+
+    def worker(self, name: str = "w1", device: str = "GPU-1", shapes: tuple[str, ...] = ("g1",)) -> Worker:
+        return Worker(self, name, device, shapes)
+
+    def enqueue(
+        self, name: str = "job", shape: str = "g1", priority: int = 5, retries: int = 0, token: str | None = None
+    ) -> int:
+        """Enqueue a job and return its number."""
+        return self.enqueue_born(name, shape, priority, retries, token)[0]
+
+    def enqueue_born(
+        self, name: str = "job", shape: str = "g1", priority: int = 5, retries: int = 0, token: str | None = None
+    ) -> tuple[int, str]:
+        """Enqueue a job and return its number and tick."""
+        return self.broker.enqueue(
+            NewJob(name, shape, priority, retries, 1000, pack({"v": 1, "argv": ["true"]}), {"A": "1"}), token
+        )
+
+    def job(self, number: int) -> dict[str, str]:
+        """The hash of a job."""
+        raw = self.broker.redis.hgetall(self.broker.keys.job(number))
+        return {key.decode(): value.decode() for key, value in raw.items()}
+
+    def send(self, call: Call) -> str:
+        """Send one call and return its word."""
+        return self.broker.send(call)[0].word
+
+    def complete(self, run: Claimed) -> str:
+        return self.send(self.broker.complete_call(run.number, run.fence, pack({})))
+
+    def fail(self, run: Claimed, reason: str = "exit_code", delay_ms: int | None = 0) -> str:
+        return self.send(self.broker.fail_call(run.number, run.fence, reason, "exited with 1", 1, pack({}), delay_ms))
+
+    def beat(self, run: Claimed) -> str:
+        return self.send(self.broker.heartbeat_call(run.number, run.fence))
+
+    def release(self, run: Claimed) -> str:
+        return self.send(self.broker.release_call(run.number, run.fence, "worker stops"))
+
+    def lose(self, run: Claimed) -> str:
+        return self.send(self.broker.lose_call(run.number, run.fence))
+
+    def worker_with_job(self) -> Claimed:
+        """Enqueue one job and claim it."""
+        self.enqueue()
+        return self.worker().claim()
+
+    def snapshot(self) -> dict[bytes, object]:
+        """All data of the namespace but what time alone changes: two equal snapshots are the same queue."""
+        redis, keys = self.broker.redis, self.broker.keys
+        passing = {keys.looked, keys.swept, keys.grace_until}
+        found: dict[bytes, object] = {}
+        for key in sorted(redis.keys(keys.prefix.replace("{", "[{]").replace("}", "[}]") + "*")):
+            if key.decode() in passing:
+                continue
+            kind = redis.type(key).decode()
+            match kind:
+                case "string":
+                    found[key] = redis.get(key)
+                case "hash":
+                    found[key] = redis.hgetall(key)
+                case "zset":
+                    found[key] = redis.zrange(key, 0, -1, withscores=True)
+                case "set":
+                    found[key] = redis.smembers(key)
+                case "list":
+                    found[key] = redis.lrange(key, 0, -1)
+                case "stream":
+                    found[key] = redis.xrange(key)
+        return found
+
+    def overdue(self, number: int) -> None:
+        """Let the lease of a running job run out, as if its worker had been silent for long."""
+        redis, keys = self.broker.redis, self.broker.keys
+        redis.zadd(keys.running, {str(number): 1}, xx=True)
+        redis.delete(keys.lease(self.job(number)["gpus"]))
+
+    def reap(self) -> None:
+        """Sweep as somebody who has been looking all along."""
+        redis, keys = self.broker.redis, self.broker.keys
+        redis.set(keys.looked, self.broker.server_time_ms())
+        redis.delete(keys.grace_until, keys.swept)
+        self.broker.sweep()
+
+
+def lua_folder() -> Path:
+    """Where the scripts lie."""
+    import foxqueue
+
+    return Path(foxqueue.__file__).with_name("lua")
