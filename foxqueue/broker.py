@@ -320,6 +320,8 @@ class Broker:
         version: str,
         woken: Sequence[str],
         fitting: Sequence[str],
+        *,
+        waits: bool = True,
     ) -> Call:
         """Ask for the best job of the ``fitting`` shapes; see ``claim.lua`` for the answers."""
         return self.scripts.call(
@@ -330,6 +332,7 @@ class Broker:
             host=host,
             version=version,
             woken=",".join(woken),
+            waits=int(waits),
             fitting=list(fitting),
         )
 

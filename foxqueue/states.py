@@ -26,7 +26,7 @@ TRANSITIONS: Final[dict[str, tuple[frozenset[str], frozenset[str]]]] = {
     "heartbeat": (frozenset({RUNNING}), frozenset({RUNNING})),
     "complete": (frozenset({RUNNING}), frozenset({SUCCEEDED, CANCELLED})),
     "fail": (frozenset({RUNNING}), frozenset({FAILED, SCHEDULED, CANCELLED})),
-    "release": (frozenset({RUNNING}), frozenset({PENDING, CANCELLED})),
+    "release": (frozenset({RUNNING}), frozenset({PENDING, FAILED, CANCELLED})),
     "lose": (frozenset({RUNNING}), frozenset({PENDING, FAILED, CANCELLED})),
     "reap": (frozenset({RUNNING}), frozenset({PENDING, FAILED, CANCELLED})),
     "cancel": (frozenset({SCHEDULED, PENDING, RUNNING}), frozenset({RUNNING, CANCELLED})),

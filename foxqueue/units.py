@@ -32,9 +32,7 @@ def parse_memory(text: str) -> int:
         return 0
     match = _SIZE.match(text.strip())
     if match is None:
-        raise InvalidInput(
-            f"memory size {text!r} is not understood: write a number and M, G or T, like 8G or 512M"
-        )
+        raise InvalidInput(f"memory size {text!r} is not understood: write a number and M, G or T, like 8G or 512M")
     mib = float(match[1]) * _SIZE_MIB[match[2].upper()]
     if mib > 1024 * 1024 * 1024:
         raise InvalidInput(f"memory size {text!r} is too large: at most 1024T")
@@ -63,9 +61,7 @@ def parse_duration(text: str) -> float:
     if cleaned == "0":
         return 0.0
     if not _TIME.match(cleaned):
-        raise InvalidInput(
-            f"time {text!r} is not understood: write a number and ms, s, m, h or d, like 30m or 1h30m"
-        )
+        raise InvalidInput(f"time {text!r} is not understood: write a number and ms, s, m, h or d, like 30m or 1h30m")
     seconds = sum(float(number) * _SECONDS[unit] for number, unit in _TIME_PART.findall(cleaned))
     if seconds > MAX_SECONDS:
         raise InvalidInput(f"time {text!r} is too long: at most 365d")

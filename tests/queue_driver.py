@@ -57,8 +57,8 @@ class Worker:
 class Queue:
     """A broker with short words for tests."""
 
-    def __init__(self, url: str, namespace: str) -> None:
-        self.broker = Broker.connect(url, namespace)
+    def __init__(self, url: str, namespace: str, timeout_s: float = 5.0) -> None:
+        self.broker = Broker.connect(url, namespace, timeout_s=timeout_s)
 
     def worker(self, name: str = "w1", device: str = "GPU-1", shapes: tuple[str, ...] = ("g1",)) -> Worker:
         return Worker(self, name, device, shapes)
@@ -106,28 +106,37 @@ class Queue:
         self.enqueue()
         return self.worker().claim()
 
-    def snapshot(self) -> dict[bytes, object]:
-        """All data of the namespace but what time alone changes: two equal snapshots are the same queue."""
+    def snapshot(self, deadlines: bool = True) -> dict[bytes, object]:
+        """All data of the namespace but what time alone changes: two equal snapshots are the same queue.
+
+        Args:
+            deadlines: with those of the running jobs, which every beat renews.
+        """
         redis, keys = self.broker.redis, self.broker.keys
-        passing = {keys.looked, keys.swept, keys.grace_until}
-        found: dict[bytes, object] = {}
-        for key in sorted(redis.keys(keys.prefix.replace("{", "[{]").replace("}", "[}]") + "*")):
-            if key.decode() in passing:
-                continue
-            kind = redis.type(key).decode()
+        passing = {key.encode() for key in (keys.looked, keys.swept, keys.grace_until)}
+        pattern = keys.prefix.replace("{", "[{]").replace("}", "[}]") + "*"
+        names = sorted(key for key in redis.keys(pattern) if key not in passing)
+        kinds = redis.pipeline(transaction=False)
+        for key in names:
+            kinds.type(key)
+        values = redis.pipeline(transaction=False)
+        for key, kind in zip(names, kinds.execute(), strict=True):
             match kind:
-                case "string":
-                    found[key] = redis.get(key)
-                case "hash":
-                    found[key] = redis.hgetall(key)
-                case "zset":
-                    found[key] = redis.zrange(key, 0, -1, withscores=True)
-                case "set":
-                    found[key] = redis.smembers(key)
-                case "list":
-                    found[key] = redis.lrange(key, 0, -1)
-                case "stream":
-                    found[key] = redis.xrange(key)
+                case b"string":
+                    values.get(key)
+                case b"hash":
+                    values.hgetall(key)
+                case b"zset":
+                    values.zrange(key, 0, -1, withscores=deadlines or key != keys.running.encode())
+                case b"set":
+                    values.smembers(key)
+                case b"list":
+                    values.lrange(key, 0, -1)
+                case b"stream":
+                    values.xrange(key)
+        found = dict(zip(names, values.execute(), strict=True))
+        if not deadlines and keys.running.encode() in found:
+            found[keys.running.encode()] = set(found[keys.running.encode()])
         return found
 
     def overdue(self, number: int) -> None:
@@ -136,12 +145,12 @@ class Queue:
         redis.zadd(keys.running, {str(number): 1}, xx=True)
         redis.delete(keys.lease(self.job(number)["gpus"]))
 
-    def reap(self) -> None:
+    def reap(self, limit: int = 100) -> Reply:
         """Sweep as somebody who has been looking all along."""
         redis, keys = self.broker.redis, self.broker.keys
         redis.set(keys.looked, self.broker.server_time_ms())
         redis.delete(keys.grace_until, keys.swept)
-        self.broker.sweep()
+        return self.broker.send(self.broker.sweep_call(limit))[0]
 
 
 def lua_folder() -> Path:

@@ -9,9 +9,7 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-def until(
-    condition: Callable[[], T], seconds: float = 10.0, what: str = "the condition", every: float = 0.02
-) -> T:
+def until(condition: Callable[[], T], seconds: float = 10.0, what: str = "the condition", every: float = 0.02) -> T:
     """Call ``condition`` until it is true and return its value; fail after ``seconds``."""
     deadline = time.monotonic() + seconds
     while True:

@@ -1,0 +1,124 @@
+"""The command line: parse, call, print. Its exit codes and its silence about tracebacks are decided here."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+
+import click
+
+from foxqueue.cli import cluster, jobs, output, serve, submit
+from foxqueue.cli.options import common
+from foxqueue.errors import FoxqueueError
+
+INTERRUPTED = 130
+
+
+class _Commands(click.Group):
+    """Shows commands in the order in which people meet them."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """As added, not by the alphabet."""
+        return list(self.commands)
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@common
+def cli() -> None:
+    """A queue for training runs: every one gets a GPU that nobody else is using.
+
+    Start with: foxqueue up, then foxqueue submit -- python train.py
+    """
+
+
+for _command in (
+    submit.submit,
+    jobs.list_jobs,
+    jobs.show,
+    jobs.logs,
+    jobs.wait,
+    jobs.cancel,
+    cluster.gpus,
+    cluster.workers,
+    cluster.stats,
+    cluster.doctor,
+    serve.up,
+    serve.down,
+    serve.server,
+    serve.worker,
+    cluster.version,
+):
+    cli.add_command(_command)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command line.
+
+    Returns:
+        The exit code: 0, 1 failed or refused, 2 usage, 69 can never be met, 75 try later, 124 time-out,
+        130 interrupted.
+    """
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):  # a locale without some character is no reason to fail
+            stream.reconfigure(errors="backslashreplace")
+    try:
+        status = _run(words)
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        return _reader_left()
+    return status
+
+
+def _run(words: list[str]) -> int:
+    from foxqueue import logs
+
+    try:
+        logs.configure(os.environ)
+        return _invoke(words)
+    except click.exceptions.Exit as error:
+        return error.exit_code
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except FoxqueueError as error:
+        output.say(str(error))
+        return error.exit_code
+    except (KeyboardInterrupt, click.Abort):
+        return INTERRUPTED
+    except BrokenPipeError:
+        raise
+    except Exception as error:  # noqa: BLE001 - the last line of defence: users see a sentence, not a traceback
+        return _unexpected(error)
+
+
+def _invoke(words: list[str]) -> int:
+    """As click's own main would, which turns a broken pipe into exit code 1."""
+    completion = "_FOXQUEUE_COMPLETE" if "_FOXQUEUE_COMPLETE" in os.environ else "_FOX_COMPLETE"
+    if completion in os.environ:
+        cli.main(words, prog_name="foxqueue", complete_var=completion)
+    with cli.make_context("foxqueue", words) as context:
+        status = cli.invoke(context)
+    return status if isinstance(status, int) else 0
+
+
+def _reader_left() -> int:
+    """Whoever read stdout has seen enough. Point it elsewhere, or Python complains at exit."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 1)
+    os.close(nowhere)
+    return 0
+
+
+def _unexpected(error: Exception) -> int:
+    if os.environ.get("FOXQUEUE_LOG", "").lower().startswith("debug"):
+        import traceback
+
+        traceback.print_exc()
+    text = str(error).strip().splitlines()
+    output.say(
+        f"unexpected {type(error).__name__}{': ' + text[0] if text else ''}; set FOXQUEUE_LOG=debug for the traceback"
+    )
+    return 1

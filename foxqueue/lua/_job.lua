@@ -11,3 +11,13 @@ local function read_job(n, ...)
   end
   return fields
 end
+
+-- Whether a field holds a whole number. tonumber takes '1e3' and '0x1' too, which Redis and Python do not.
+local function whole(field)
+  return field and string.match(field, '^%-?%d+$') ~= nil
+end
+
+-- A counter's value; 0 for one that is not there or cannot be read.
+local function count(field)
+  return whole(field) and tonumber(field) or 0
+end

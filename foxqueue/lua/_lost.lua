@@ -5,14 +5,16 @@
 local LOST_FIELDS = { 'state', 'fence', 'gpus', 'shape', 'rank', 'attempts', 'losses', 'cancel_requested', 'worker' }
 
 local function lost(n, job, how)
-  local losses = tonumber(job[7] or '0') + 1
-  ended(n, job[2], job[3], 'lost')
-  redis.call('HSET', job_key(n), 'losses', digits(losses), 'attempts', digits(math.max(tonumber(job[6] or '1') - 1, 0)))
-  event(how, n, 'worker', job[9] or '', 'device', job[3] or '', 'fence', job[2])
+  local losses, run_fence = count(job[7]) + 1, job[2] or ''
+  ended(n, run_fence, job[3], 'lost')
+  redis.call('HSET', job_key(n), 'losses', digits(losses), 'attempts', digits(math.max(count(job[6]) - 1, 0)))
+  event(how, n, 'worker', job[9] or '', 'device', job[3] or '', 'fence', run_fence)
   if job[8] then
     over(n, 'cancelled', 'cancelled_by_user', 'cancelled by ' .. job[8] .. '; its worker was lost')
   elseif losses >= max_losses then
     over(n, 'failed', 'poison', 'lost its worker ' .. digits(losses) .. ' times')
+  elseif not job[4] or not whole(job[5]) then
+    over(n, 'failed', 'bad_payload', 'its record in Redis cannot be read')
   else
     redis.call('HSET', job_key(n), 'state', 'pending', 'reason', 'worker_lost', 'detail', 'worker ' .. (job[9] or '') .. ' was lost')
     ready(n, job[4], job[5])

@@ -16,11 +16,10 @@ local function look()
 end
 
 local function reap(limit)
-  local lease_ms = ttl_ms + margin_ms
   local overdue = redis.call('ZRANGEBYSCORE', running, '-inf', '(' .. digits(now_ms), 'LIMIT', 0, limit)
   for _, n in ipairs(overdue) do
     local job = read_job(n, unpack(LOST_FIELDS))
-    if job and job[1] == 'running' and job[2] and job[4] and tonumber(job[5]) then
+    if job and job[1] == 'running' then
       lost(n, job, 'reap')
     else
       redis.call('ZREM', running, n)

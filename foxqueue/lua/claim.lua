@@ -19,7 +19,8 @@
 -- ARGV[5] host
 -- ARGV[6] version of the shapes that the worker has judged
 -- ARGV[7] woken shapes for which it was woken, comma-separated
--- ARGV[8..] fitting shapes that the device can take now
+-- ARGV[8] waits 1 when the worker waits to be woken, 0 when it only looks or leaves
+-- ARGV[9..] fitting shapes that the device can take now
 -- FOUND job:<n> HASH, spec:<n> STRING
 -- INCLUDE _drains _clock _settings _instance _event _job _device _idle _ready _ended _promote
 -- RETURNS {ok, instance, number, fence, born, attempts, losses, retry_delay_ms, env digest, spec},
@@ -45,19 +46,29 @@ if last then
   end
 end
 
-for token_text in string.gmatch(table.concat(redis.call('LRANGE', prefix .. 'wake:' .. worker, 0, 99), ','), '[^,]+') do
-  woken = woken .. ',' .. token_text
-end
-redis.call('DEL', prefix .. 'wake:' .. worker)
 redis.call('HSET', claims, worker, question .. ':')
-leave_idle(worker)
 promote(20)
-
 local current = redis.call('GET', shapes_version) or '0'
 if current ~= version then
   return { 'shapes', life, current, unpack(redis.call('HKEYS', shapes)) }
 end
+
+local wake_key = prefix .. 'wake:' .. worker
+woken = woken .. ',' .. table.concat(redis.call('LRANGE', wake_key, 0, 99), ',')
+redis.call('DEL', wake_key)
+leave_idle(worker)
+
+-- What this worker was woken for and leaves, another may take.
+local function pass_on()
+  for woken_shape in string.gmatch(woken, '[^,]+') do
+    if redis.call('EXISTS', prefix .. 'pending:' .. woken_shape) == 1 then
+      wake_one(woken_shape)
+    end
+  end
+end
+
 if not device_is_free(device) then
+  pass_on()
   return { 'taken', life }
 end
 
@@ -73,9 +84,9 @@ local function head()
 end
 
 local function readable(n, shape)
-  local job = read_job(n, 'state', 'shape', 'born', 'rank', 'attempts', 'losses')
-  local sound = job and job[1] == 'pending' and job[2] == shape and tonumber(job[3]) and tonumber(job[4])
-    and tonumber(job[5]) and tonumber(job[6])
+  local job = read_job(n, 'state', 'shape', 'born', 'rank', 'attempts', 'losses', 'retry_delay_ms')
+  local sound = job and job[1] == 'pending' and job[2] == shape and whole(job[3]) and whole(job[4])
+    and whole(job[5]) and whole(job[6]) and whole(job[7] or '0')
   local spec = redis.pcall('STRLEN', prefix .. 'spec:' .. n)
   return sound and type(spec) == 'number' and spec > 0
 end
@@ -97,13 +108,16 @@ for _ = 1, 20 do
 end
 
 if not n then
+  pass_on()
   for _, fit in ipairs(fitting) do
     redis.call('ZADD', prefix .. 'idle:' .. fit, digits(now_ms), worker)
     redis.call('PEXPIRE', prefix .. 'idle:' .. fit, 60000)
     redis.call('SADD', prefix .. 'idle_shapes:' .. worker, fit)
   end
   redis.call('PEXPIRE', prefix .. 'idle_shapes:' .. worker, 60000)
-  redis.call('ZADD', idle, digits(now_ms), worker)
+  if waits == '1' then
+    redis.call('ZADD', idle, digits(now_ms), worker)
+  end
   return { 'empty', life }
 end
 
@@ -118,9 +132,5 @@ redis.call('HSET', job_key(n), 'state', 'running', 'fence', fence, 'claim', ques
 redis.call('HINCRBY', job_key(n), 'attempts', 1)
 redis.call('ZADD', running, digits(now_ms + lease_ms), n)
 event('claim', n, 'worker', worker, 'device', device, 'fence', fence)
-for woken_shape in string.gmatch(woken, '[^,]+') do
-  if woken_shape ~= '*' and redis.call('EXISTS', prefix .. 'pending:' .. woken_shape) == 1 then
-    wake_one(woken_shape)
-  end
-end
+pass_on()
 return granted_reply(n, fence)

@@ -34,7 +34,7 @@ else
 end
 if job[2] then
   over(number, 'cancelled', 'cancelled_by_user', 'cancelled by ' .. job[2])
-elseif delay_ms ~= '' and tonumber(job[3] or '1') <= tonumber(job[4] or '0') then
+elseif whole(delay_ms) and count(job[3]) <= count(job[4]) then
   local due = digits(now_ms + tonumber(delay_ms))
   redis.call('HSET', job_key(number), 'state', 'scheduled', 'reason', reason, 'detail', detail, 'due_at', due)
   redis.call('ZADD', scheduled, due, number)

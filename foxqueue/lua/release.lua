@@ -1,4 +1,4 @@
--- release: running -> pending, cancelled
+-- release: running -> pending, failed, cancelled
 -- KEYS[1] running ZSET
 -- KEYS[2] granted HASH
 -- KEYS[3] finished ZSET
@@ -25,9 +25,11 @@ word = job[2] and 'cancelled' or 'released'
 ended(number, fence, job[1], word)
 if job[2] then
   over(number, 'cancelled', 'cancelled_by_user', 'cancelled by ' .. job[2])
+elseif not job[4] or not whole(job[5]) then
+  over(number, 'failed', 'bad_payload', 'its record in Redis cannot be read')
 else
   redis.call('HSET', job_key(number), 'state', 'pending', 'reason', 'shutdown', 'detail', detail,
-    'attempts', digits(math.max(tonumber(job[3] or '1') - 1, 0)))
+    'attempts', digits(math.max(count(job[3]) - 1, 0)))
   ready(number, job[4], job[5])
 end
 event('release', number, 'fence', fence)

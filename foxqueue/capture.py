@@ -1,0 +1,124 @@
+"""What of a submitter's surroundings goes along with a job: environment and umask.
+
+The rule: everything, minus ``CUDA_*`` (a worker sets those), minus ``FOXQUEUE_*`` (they belong to the
+submitter's own session), minus names that look like secrets, because an environment is stored on the server.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from foxqueue.errors import InvalidInput
+
+# Parts of a name that mean a secret wherever they stand. TOKENIZERS_PARALLELISM is none.
+_SECRET_PART = re.compile(
+    r"SECRET|TOKEN(?!IZ)|PASSWORD|PASSWD|PASSPHRASE|CREDENTIAL|PRIVATE|API_?KEY|ACCESS_?KEY|COOKIE"
+)
+# Whole words, between underscores: GIT_AUTHOR_NAME, XAUTHORITY and PATH are none.
+_SECRET_WORD = re.compile(r"(?:\A|_)(?:O?AUTH\d?|AUTHORIZATION|JWT|BEARER|PASS)(?:_|\Z)")
+_SECRET_END = re.compile(r"(?:(?:\A|_)(?:KEYS?|PAT)|_PWD)\Z")
+# Look like secrets by the rules above and only say where something is.
+_NO_SECRETS = frozenset({"SSH_AUTH_SOCK"})
+
+# True only of the shell that submitted.
+_OF_THE_SHELL = frozenset({"_", "OLDPWD", "SHLVL"})
+
+_SET_BY_WORKER = frozenset({"CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"})
+
+
+@dataclass(frozen=True)
+class Captured:
+    """A captured environment.
+
+    Attributes:
+        env: what goes along.
+        left_out: names that do not, sorted. FOXQUEUE_ names, which say where the submitter's own queue is, and
+            what is the shell's alone are not told: they would be told at every submission.
+    """
+
+    env: dict[str, str]
+    left_out: tuple[str, ...]
+
+
+def is_secret(name: str) -> bool:
+    """Whether the name of a variable looks as if its value were a secret."""
+    upper = name.upper().replace("-", "_").replace(".", "_")
+    if upper in _NO_SECRETS:
+        return False
+    return bool(_SECRET_PART.search(upper) or _SECRET_WORD.search(upper) or _SECRET_END.search(upper))
+
+
+def capture(environ: Mapping[str, str], cwd: str, passed: Iterable[str] = ()) -> Captured:
+    """Take the part of an environment that goes along with a job.
+
+    Args:
+        environ: the submitter's environment.
+        cwd: the job's directory; PWD, if there is one, is set to it.
+        passed: names given explicitly, which are not told as left out.
+    """
+    env: dict[str, str] = {}
+    left_out = []
+    for name, value in environ.items():
+        if name in _OF_THE_SHELL or name.startswith("FOXQUEUE_"):
+            continue
+        if name.startswith("CUDA_") or is_secret(name):
+            left_out.append(name)
+        else:
+            env[name] = value
+    if "PWD" in env:
+        env["PWD"] = cwd
+    given = set(passed)
+    return Captured(env, tuple(sorted(name for name in left_out if name not in given)))
+
+
+def explicit(pairs: Iterable[str], environ: Mapping[str, str]) -> dict[str, str]:
+    """Read ``K=V`` and ``NAME`` as given to ``-e``; the last one of a name counts.
+
+    Raises:
+        InvalidInput: a malformed name, a name that only the worker may set, or NAME is not set here.
+    """
+    env: dict[str, str] = {}
+    for pair in pairs:
+        name, separator, value = pair.partition("=")
+        if not separator and name in environ:
+            value = environ[name]
+        elif not separator and name:
+            check_env({name: ""})
+            raise InvalidInput(f"-e {name}: it is not set here; give a value with -e {name}=VALUE")
+        env[name] = value
+    check_env(env)
+    return env
+
+
+def check_env(env: Mapping[str, str]) -> None:
+    """Raise InvalidInput unless these may be set for a job by its submitter."""
+    for name, value in env.items():
+        if not isinstance(name, str) or not isinstance(value, str):
+            raise InvalidInput(f"environment variable {name!r}: name and value must be text, not {value!r}")
+        if not name or "=" in name or "\0" in name or "\0" in value:
+            raise InvalidInput(f"environment variable {name!r} is malformed: write NAME=VALUE or NAME")
+        if name in _SET_BY_WORKER:
+            raise InvalidInput(
+                f"{name} cannot be passed on: the worker sets it to the device the job was given; "
+                "choose what it carries with --visible index|uuid, or run without a GPU with --gpus 0"
+            )
+        if name.startswith("FOXQUEUE_"):
+            raise InvalidInput(f"{name} cannot be passed on: FOXQUEUE_ names are the worker's; choose another name")
+
+
+def current_umask() -> int:
+    """This process's umask, without changing it when /proc tells."""
+    try:
+        status = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
+    except OSError:
+        status = ""
+    found = re.search(r"^Umask:\s*([0-7]+)$", status, re.MULTILINE)
+    if found:
+        return int(found[1], 8)
+    mask = os.umask(0o077)  # no /proc: the only other way is to set it for a moment, tightly
+    os.umask(mask)
+    return mask

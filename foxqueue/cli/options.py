@@ -1,0 +1,79 @@
+"""What the commands share: options that may stand before and after the command, job numbers, the client."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from foxqueue.errors import InvalidInput
+from foxqueue.units import parse_duration
+
+if TYPE_CHECKING:
+    from foxqueue.client import Client
+    from foxqueue.config import Config
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_META = "foxqueue."
+_COMMON = (
+    ("--url", "URL", "Server: redis://HOST:PORT/DB, rediss://… or unix:///PATH."),
+    ("--namespace", "NAME", "Name of the queue on the server."),
+    ("--home", "DIR", "State directory."),
+)
+
+
+def common(command: F) -> F:
+    """Add --url, --namespace and --home; the one that stands last counts."""
+    for flag, metavar, text in reversed(_COMMON):
+        option = click.option(flag, metavar=metavar, help=text, expose_value=False, callback=_remember)
+        command = option(command)
+    return command
+
+
+def _remember(context: click.Context, parameter: click.Parameter, value: str | None) -> None:
+    if value is not None:
+        if not value:
+            raise click.BadParameter("it is empty", context, parameter)
+        context.meta[_META + str(parameter.name)] = value
+
+
+def config() -> Config:
+    """The configuration, with the options of this command line."""
+    from foxqueue.config import load_config
+
+    url, namespace, home = _given()
+    return load_config(url, namespace, home)
+
+
+def client() -> Client:
+    """A client of the configured server and namespace."""
+    from foxqueue.client import Client
+
+    return Client(*_given())
+
+
+def _given() -> tuple[str | None, str | None, str | None]:
+    meta = click.get_current_context().meta
+    return meta.get(_META + "url"), meta.get(_META + "namespace"), meta.get(_META + "home")
+
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+
+
+def job_number(text: str) -> int:
+    """Read the number of a job. A parameter's ``type``."""
+    if text.isascii() and text.isdigit() and len(text) <= 15 and int(text) > 0:
+        return int(text)
+    raise click.BadParameter(
+        f"{text!r} is not the number of a job: give a positive whole number, as foxqueue ls shows it"
+    )
+
+
+def duration(text: str) -> float:
+    """Read a time such as 30m as seconds. A parameter's ``type``."""
+    try:
+        return parse_duration(text)
+    except InvalidInput as error:
+        raise click.BadParameter(str(error)) from error

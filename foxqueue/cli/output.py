@@ -1,0 +1,147 @@
+"""How things look: data on stdout, messages on stderr, tables drawn by rich on a terminal only."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+import unicodedata
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+# Control characters of both ranges, and marks that reorder text: they could redraw the reader's terminal.
+_UNSAFE = re.compile(r"[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+_ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\-_])")
+_SHORT = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
+
+_STATE_STYLES = {
+    "pending": "yellow",
+    "scheduled": "yellow",
+    "running": "cyan",
+    "succeeded": "green",
+    "failed": "red",
+    "cancelled": "magenta",
+    "free": "green",
+    "idle": "green",
+    "leased": "cyan",
+    "busy": "cyan",
+    "occupied": "yellow",
+    "unavailable": "red",
+    "dirty": "red",
+    "ok": "green",
+    "warning": "yellow",
+    "FAILED": "red",
+}
+
+
+def say(message: str) -> None:
+    """A message on stderr."""
+    if sys.stderr is not None:
+        print(f"foxqueue: {safe(message)}", file=sys.stderr, flush=True)
+
+
+def safe(text: str) -> str:
+    """The text with everything that could move a cursor written out, like ``\\x1b``."""
+    return _UNSAFE.sub(_written_out, text)
+
+
+def _written_out(match: re.Match[str]) -> str:
+    char = match[0]
+    code = ord(char)
+    if 0xDC80 <= code <= 0xDCFF:
+        code -= 0xDC00  # a byte that is not UTF-8
+    return _SHORT.get(char) or (f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}")
+
+
+def last_lines(output: bytes, count: int) -> list[str]:
+    """The last lines of an output, as a terminal would have left them: of a progress bar its last state."""
+    text = output.decode("utf-8", "replace")
+    lines = text.replace("\r\n", "\n").rstrip("\n").split("\n")[-count:]
+    shown = [_ESCAPES.sub("", line.rstrip("\r").rpartition("\r")[2]).replace("\t", "    ") for line in lines]
+    return [safe(line) for line in shown] if text else []
+
+
+def write(text: str) -> None:
+    """Text on stdout."""
+    if sys.stdout is not None:
+        sys.stdout.write(text)
+
+
+def write_bytes(data: bytes) -> None:
+    """Bytes on stdout, at once."""
+    if sys.stdout is not None:
+        sys.stdout.flush()
+        sys.stdout.buffer.write(data)
+        sys.stdout.buffer.flush()
+
+
+def write_json(value: Any) -> None:
+    """JSON on stdout, in ASCII: no text in it can disturb a terminal or a locale."""
+    write(json.dumps(value, indent=2) + "\n")
+
+
+def on_terminal() -> bool:
+    """Whether people read stdout."""
+    return sys.stdout is not None and sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
+
+
+def table(headers: Sequence[str], rows: Sequence[Sequence[Any]], right: Sequence[str] = ()) -> None:
+    """Print rows under headers; on a terminal they fit its width, elsewhere nothing is cut.
+
+    Args:
+        headers: of the columns.
+        rows: cells; None is shown as ``-``.
+        right: headers of columns set to the right.
+    """
+    cells = [["-" if cell is None or cell == "" else safe(str(cell)) for cell in row] for row in rows]
+    if on_terminal():
+        _rich_table(headers, cells, right)
+        return
+    widths = [max(map(_width, column)) for column in zip(headers, *cells, strict=True)]
+    for row in (headers, *cells):
+        parts = [_pad(cell, width, header in right) for cell, width, header in zip(row, widths, headers, strict=True)]
+        write("  ".join(parts).rstrip() + "\n")
+
+
+def facts(pairs: Mapping[str, Any]) -> None:
+    """Print names and values, those without a value left out."""
+    shown = {name: safe(str(value)) for name, value in pairs.items() if value not in (None, "")}
+    width = max(map(len, shown), default=0)
+    for name, value in shown.items():
+        write(f"{name:<{width}}  {value}\n")
+
+
+def _rich_table(headers: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[str]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    drawn = Table(box=None, pad_edge=False, header_style="bold")
+    for at, header in enumerate(headers):
+        last = at == len(headers) - 1
+        drawn.add_column(
+            header,
+            justify="right" if header in right else "left",
+            no_wrap=not last,
+            overflow="fold" if last else "ellipsis",
+        )
+    for row in rows:
+        # Text, not str: brackets in a job's name are no markup
+        drawn.add_row(*(Text(cell, style=_STATE_STYLES.get(cell, "")) for cell in row))
+    Console().print(drawn)
+
+
+def _width(text: str) -> int:
+    return sum(_columns(char) for char in text)
+
+
+def _columns(char: str) -> int:
+    if unicodedata.combining(char):
+        return 0
+    return 2 if unicodedata.east_asian_width(char) in "WF" else 1
+
+
+def _pad(text: str, width: int, right: bool) -> str:
+    space = " " * (width - _width(text))
+    return space + text if right else text + space

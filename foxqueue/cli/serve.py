@@ -1,0 +1,74 @@
+"""Commands that run things: up, down, server, worker. They parse and call."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+
+from foxqueue import logs
+from foxqueue.cli.options import common, config, duration
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def _log() -> None:
+    """Programs that run for long say what they do; the other commands speak when something is wrong."""
+    logs.configure(os.environ, "info")
+
+
+def _devices(command: F) -> F:
+    simulate = click.option("--simulate", metavar="NxSIZE", help="Simulated GPUs in place of real ones, like 2x24G.")
+    cpu = click.option("--cpu", type=click.IntRange(0, 1024), default=0, metavar="N", help="CPU slots besides.")
+    return simulate(cpu(command))
+
+
+@click.command(short_help="Run a worker for each device, and our own server.")
+@_devices
+@click.option("--lease-ttl", type=duration, metavar="TIME", help="Length of a lease; only in an empty namespace.")
+@click.option("--detach", is_flag=True, help="Return when all is up, and go on in the background.")
+@common
+def up(simulate: str | None, cpu: int, lease_ttl: float | None, detach: bool) -> int:
+    """Run a worker for each device of this machine, and our own server unless one is configured.
+
+    Ctrl-C, SIGTERM or foxqueue down ends it: jobs have 60 seconds to end, then they go back into the queue.
+    """
+    _log()
+    from workers import supervisor
+
+    ttl_ms = None if lease_ttl is None else round(lease_ttl * 1000)
+    return supervisor.up(config(), simulate=simulate, cpu=cpu, lease_ttl_ms=ttl_ms, detach=detach)
+
+
+@click.command(short_help="End what up started.")
+@common
+def down() -> int:
+    """End the workers and the server of this home on this machine. Jobs and data are kept."""
+    _log()
+    from workers import supervisor
+
+    return supervisor.down(config())
+
+
+@click.command(short_help="Run our own server in the foreground.")
+@common
+def server() -> int:
+    """Run our own server in the foreground, without workers."""
+    _log()
+    from workers import supervisor
+
+    return supervisor.serve(config())
+
+
+@click.command(short_help="Run one worker in the foreground.")
+@click.option("--gpu", required=True, metavar="REF", help="Its device: 0, gpu:0, sim:0, cpu:0 or a UUID.")
+@_devices
+@common
+def worker(gpu: str, simulate: str | None, cpu: int) -> int:
+    """Run one worker in the foreground, for one device."""
+    _log()
+    from workers import worker as program
+
+    return int(program.main(config(), gpu, simulate, cpu))

@@ -1,0 +1,119 @@
+"""Devices as the queue sees them: what their workers published, set right by the grants in Redis. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from foxqueue import codec
+
+
+@dataclass(frozen=True)
+class SeenDevice:
+    """What its worker last saw of one device, set right by the grants in Redis.
+
+    Attributes:
+        live: whether the worker that published it was heard of lately.
+        job: number of the job that has it.
+        observed_ms: epoch ms of the worker's last sign of life, None when that was more than a day ago.
+    """
+
+    uuid: str
+    index: int | None
+    name: str
+    kind: str
+    memory_total_mib: int | None
+    memory_free_mib: int | None
+    utilization: int | None
+    state: str
+    detail: str
+    job: int | None
+    worker: str
+    worker_state: str
+    host: str
+    pid: int | None
+    since_ms: int | None
+    observed_ms: int | None
+    live: bool
+
+    @property
+    def label(self) -> str:
+        """How people name it: ``sim:0 on host``."""
+        prefix = {"nvml": "gpu", "simulated": "sim", "cpu": "cpu"}.get(self.kind, self.kind)
+        place = f" on {self.host}" if self.host else ""
+        return f"{prefix}:{self.index}{place}" if self.index is not None else self.uuid
+
+    @property
+    def is_gpu(self) -> bool:
+        """Whether it is a GPU, simulated ones too."""
+        return self.kind != "cpu"
+
+
+def seen_device(
+    uuid: str, record: bytes, granted: dict[str, str], heard: dict[str, int], since: int
+) -> SeenDevice | None:
+    """One device from its worker's record; None when that cannot be read."""
+    try:
+        worker, _, packed = record.split(b" ", 2)
+        look = codec.unpack(packed)
+        worker_id = worker.decode()
+    except ValueError:
+        return None
+    if not isinstance(look, dict):
+        return None
+    observed = heard.get(worker_id)
+    live = observed is not None and observed >= since
+    holder = granted.get(uuid, "").partition(" ")[2]
+    job = int(holder[4:]) if holder.startswith("job:") and holder[4:].isdigit() else None
+    state, detail = str(look.get("state") or "free"), str(look.get("detail") or "")
+    if not live:
+        state, detail = "unavailable", "its worker is gone"
+    elif job is not None:
+        state = "leased"
+    elif holder == "dirty":
+        state = "dirty"
+    elif state == "leased":
+        state = "free"  # the grant ended after the worker's last look
+    worker_state = str(look.get("worker_state") or "idle")
+    return SeenDevice(
+        uuid=uuid,
+        index=number(look.get("index")),
+        name=str(look.get("name") or ""),
+        kind=str(look.get("kind") or "nvml"),
+        memory_total_mib=number(look.get("memory_total_mib")),
+        memory_free_mib=number(look.get("memory_free_mib")),
+        utilization=number(look.get("utilization")),
+        state=state,
+        detail=detail,
+        job=job,
+        worker=worker_id,
+        worker_state="busy" if job is not None and worker_state == "idle" else worker_state,
+        host=str(look.get("host") or ""),
+        pid=number(look.get("pid")),
+        since_ms=number(look.get("since_ms")),
+        observed_ms=observed,
+        live=live,
+    )
+
+
+def device_dict(device: SeenDevice, observed_at: str | None) -> dict[str, Any]:
+    """The JSON object of a device."""
+    return {
+        "uuid": device.uuid,
+        "index": device.index,
+        "name": device.name,
+        "kind": device.kind,
+        "memory_total_mib": device.memory_total_mib,
+        "memory_free_mib": device.memory_free_mib,
+        "utilization": device.utilization,
+        "state": device.state,
+        "detail": device.detail or None,
+        "job": device.job,
+        "worker": device.worker,
+        "observed_at": observed_at,
+    }
+
+
+def number(value: Any) -> int | None:
+    """A number as a worker published it, None for anything else."""
+    return value if isinstance(value, int) and not isinstance(value, bool) else None

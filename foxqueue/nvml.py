@@ -1,0 +1,377 @@
+"""NVIDIA's management library through nvidia-ml-py: the only module that imports pynvml.
+
+Answers are normalised here: text instead of bytes, MiB instead of bytes, None for what NVML does not tell.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import queue
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeout
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+from foxqueue.errors import FoxqueueError
+
+T = TypeVar("T")
+
+INVENTORY_TIMEOUT_S = 20.0  # without persistence mode the first init wakes every GPU, a second or two each
+GPU_TIMEOUT_S = 5.0
+V1_RESERVED_MIB = 1024  # drivers before 510 count their own part as used and do not say how much it is
+
+_MIB = 1024 * 1024
+_NO_FIGURE = 2**63  # NVML's "not available" is all ones
+# Codes of NVML's ABI that mean "this GPU or driver does not tell", not that something is broken: NOT_SUPPORTED,
+# NO_PERMISSION, FUNCTION_NOT_FOUND, NO_DATA, ARGUMENT_VERSION_MISMATCH, DEPRECATED.
+_NOT_TOLD = frozenset({3, 4, 13, 21, 25, 26})
+_FAULTS = {
+    4: "no permission to ask the NVIDIA driver: let this user open /dev/nvidia*",
+    6: "the driver no longer knows a GPU with this UUID",
+    9: "the NVIDIA driver is not loaded: load it (modprobe nvidia) or reboot",
+    10: "the NVIDIA driver timed out: see dmesg for Xid lines",
+    12: "NVIDIA's library libnvidia-ml.so.1 is absent: no NVIDIA driver is installed",
+    13: "the NVIDIA driver is too old for NVML: install a newer one",
+    15: "the GPU is lost (fell off the bus): reset it or reboot",
+    16: "the GPU needs a reset: nvidia-smi --gpu-reset, or reboot",
+    18: "driver upgraded, reboot: NVIDIA's library and the loaded kernel module differ in version",
+}
+_NEEDED = ("nvmlInit", "nvmlMemory_v2", "nvmlDeviceGetComputeRunningProcesses_v3")
+
+
+class NvmlFault(FoxqueueError):
+    """NVML cannot be used, or says that a GPU cannot. The text says why and, where there is one, the cure."""
+
+
+@dataclass(frozen=True)
+class GpuFacts:
+    """What does not change about a GPU. ``index`` is NVML's, ``bus`` (domain, bus, device) on PCI."""
+
+    index: int
+    uuid: str
+    name: str
+    bus: tuple[int, int, int] | None
+    memory_total_mib: int | None
+    mig: bool
+
+
+@dataclass(frozen=True)
+class Inventory:
+    """Every GPU the driver counts: the readable ones, and why each other one (by NVML index) is not."""
+
+    gpus: tuple[GpuFacts, ...]
+    unreadable: dict[int, str]
+
+
+@dataclass(frozen=True)
+class GpuProcess:
+    """A process on a GPU. ``pid`` as NVML sees it; ``mib`` None where NVML gives no figure."""
+
+    pid: int
+    mib: int | None
+    compute: bool
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One look at a GPU. ``used_mib`` leaves out what the driver reserves for itself."""
+
+    index: int
+    memory_total_mib: int | None
+    memory_free_mib: int | None
+    memory_used_mib: int | None
+    utilization: int | None
+    mig: bool
+    processes: tuple[GpuProcess, ...]
+
+
+class BoundedCaller:
+    """Makes calls in a daemon thread of its own, so that one that hangs costs its caller a bounded time.
+
+    For one calling thread. At most one call is ever under way: while one hangs, no other is begun.
+    """
+
+    def __init__(self) -> None:
+        self._calls: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = queue.SimpleQueue()
+        self._pending: Future[Any] | None = None
+        self._since = 0.0
+        threading.Thread(target=_serve, args=(self._calls,), name="nvml", daemon=True).start()
+
+    @property
+    def hangs(self) -> bool:
+        """Whether a call has not come back yet."""
+        return self._pending is not None and not self._pending.done()
+
+    def call(self, function: Callable[[], T], timeout_s: float) -> T:
+        """Call ``function`` and return its value, or raise what it raised.
+
+        Raises:
+            NvmlFault: it, or the call before it, did not come back within ``timeout_s`` seconds in all.
+        """
+        deadline = time.monotonic() + timeout_s
+        if self._pending is not None:
+            self._wait(self._pending, deadline)  # its late answer is as old as its question: thrown away
+        future: Future[T] = Future()
+        self._pending, self._since = future, time.monotonic()
+        self._calls.put((future, function))
+        self._wait(future, deadline)
+        return future.result()
+
+    def close(self) -> None:
+        """End the thread, once its call has come back."""
+        self._calls.put(None)
+
+    def _wait(self, future: Future[Any], deadline: float) -> None:
+        try:
+            future.exception(max(0.0, deadline - time.monotonic()))
+        except FutureTimeout:
+            silent = time.monotonic() - self._since
+            raise NvmlFault(f"the NVIDIA driver has not answered for {silent:.1f} s: see dmesg for Xid lines") from None
+        self._pending = None
+
+
+def _serve(calls: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None]) -> None:
+    while (item := calls.get()) is not None:
+        future, function = item
+        try:
+            future.set_result(function())
+        except BaseException as error:  # noqa: BLE001 - whatever it is, it belongs to the thread that asked
+            future.set_exception(error)
+
+
+def load_binding() -> Any:
+    """Import nvidia-ml-py's module ``pynvml`` and return it.
+
+    Raises:
+        NvmlFault: it is missing, or another ``pynvml`` stands in its place.
+    """
+    spec = importlib.util.find_spec("pynvml")
+    if spec is None:
+        raise NvmlFault("the Python package nvidia-ml-py is missing: pip install nvidia-ml-py")
+    foreign = NvmlFault(
+        f"{spec.origin} is a foreign module pynvml that stands in nvidia-ml-py's place: "
+        "pip uninstall pynvml, then pip install --force-reinstall nvidia-ml-py"
+    )
+    if not _is_nvidias(Path(spec.origin or "")):
+        raise foreign  # before any of its code runs
+    import pynvml
+
+    if not all(hasattr(pynvml, name) for name in _NEEDED):
+        raise foreign
+    return pynvml
+
+
+def _is_nvidias(origin: Path) -> bool:
+    return _owns("nvidia-ml-py", origin) and not _owns("pynvml", origin)
+
+
+def _owns(distribution: str, origin: Path) -> bool:
+    """Whether the installed distribution lists the file. One without a list owns all, as we depend on it."""
+    from importlib import metadata  # costs 15 ms, which only machines that ask NVML should pay
+
+    try:
+        files = metadata.files(distribution)
+    except metadata.PackageNotFoundError:
+        return False
+    if files is None:
+        return distribution == "nvidia-ml-py"
+    real = origin.resolve()
+    return any(file.name == real.name and Path(str(file.locate())).resolve() == real for file in files)
+
+
+def inventory(timeout_s: float = INVENTORY_TIMEOUT_S) -> Inventory:
+    """List the GPUs of this machine, whatever CUDA_VISIBLE_DEVICES says. Takes at most ``timeout_s`` seconds.
+
+    Raises:
+        NvmlFault: NVML cannot be used at all.
+    """
+    deadline = time.monotonic() + timeout_s
+    caller = BoundedCaller()
+    gpus: list[GpuFacts] = []
+    unreadable: dict[int, str] = {}
+    hung = False
+    try:
+        pynvml, count = caller.call(_open_and_count, timeout_s)
+        for index in range(count):
+            limit = min(GPU_TIMEOUT_S, deadline - time.monotonic())
+            try:
+                gpus.append(caller.call(partial(_facts, pynvml, index), limit))
+            except NvmlFault as fault:
+                unreadable[index] = str(fault)
+            if caller.hangs:  # leave that thread to its GPU and ask about the others from a new one
+                hung = True
+                caller.close()
+                caller = BoundedCaller()
+        if not hung:  # nothing may be shut down under a call that is still inside the library
+            with suppress(NvmlFault):
+                caller.call(partial(_shut_down, pynvml), GPU_TIMEOUT_S)
+    finally:
+        caller.close()
+    return Inventory(tuple(gpus), unreadable)
+
+
+class GpuReader:
+    """Reads one GPU, found by its UUID. NVML is opened at the first read and, after a fault, anew at the next.
+
+    Its calls may hang: make them through a BoundedCaller.
+    """
+
+    def __init__(self, uuid: str) -> None:
+        self.uuid = uuid
+        self._opened: tuple[Any, Any] | None = None
+
+    def read(self) -> Sample:
+        """Take one sample.
+
+        Raises:
+            NvmlFault: NVML or the GPU cannot be used.
+        """
+        try:
+            if self._opened is None:
+                self._opened = _open_gpu(self.uuid)
+            return _sample(*self._opened)
+        except NvmlFault:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Close NVML, if it is open."""
+        if self._opened is not None:
+            pynvml, self._opened = self._opened[0], None
+            _shut_down(pynvml)
+
+
+def _open() -> Any:
+    pynvml = load_binding()
+    _ask(pynvml, "nvmlInit")
+    return pynvml
+
+
+def _open_and_count() -> tuple[Any, int]:
+    pynvml = _open()
+    try:
+        return pynvml, int(_ask(pynvml, "nvmlDeviceGetCount"))
+    except NvmlFault:
+        _shut_down(pynvml)
+        raise
+
+
+def _open_gpu(uuid: str) -> tuple[Any, Any]:
+    pynvml = _open()
+    try:
+        # bytes, because bindings that take text encode it and older ones take nothing else
+        return pynvml, _ask(pynvml, "nvmlDeviceGetHandleByUUID", uuid.encode())
+    except NvmlFault:
+        _shut_down(pynvml)
+        raise
+
+
+def _shut_down(pynvml: Any) -> None:
+    with suppress(pynvml.NVMLError):  # a driver that is gone cannot be closed either
+        pynvml.nvmlShutdown()
+
+
+def _facts(pynvml: Any, index: int) -> GpuFacts:
+    handle = _ask(pynvml, "nvmlDeviceGetHandleByIndex", index)
+    try:
+        name = _text(_ask_if_told(pynvml, "nvmlDeviceGetName", handle) or "")
+    except UnicodeDecodeError:  # the binding decodes strictly
+        name = ""
+    pci = _ask_if_told(pynvml, "nvmlDeviceGetPciInfo", handle)
+    return GpuFacts(
+        index=index,
+        uuid=_text(_ask(pynvml, "nvmlDeviceGetUUID", handle)),
+        name=name or "unnamed NVIDIA GPU",
+        bus=None if pci is None else (int(pci.domain), int(pci.bus), int(pci.device)),
+        memory_total_mib=_memory(pynvml, handle)[0],
+        mig=_has_mig(pynvml, handle),
+    )
+
+
+def _sample(pynvml: Any, handle: Any) -> Sample:
+    total, free, used = _memory(pynvml, handle)
+    rates = _ask_if_told(pynvml, "nvmlDeviceGetUtilizationRates", handle)
+    return Sample(
+        index=int(_ask(pynvml, "nvmlDeviceGetIndex", handle)),
+        memory_total_mib=total,
+        memory_free_mib=free,
+        memory_used_mib=used,
+        utilization=None if rates is None else int(rates.gpu),
+        mig=_has_mig(pynvml, handle),
+        processes=_processes(pynvml, handle),
+    )
+
+
+def _memory(pynvml: Any, handle: Any) -> tuple[int | None, int | None, int | None]:
+    """Total, free and used MiB; three None where the driver does not tell (unified memory, some vGPUs)."""
+    reserved = 0
+    info = _ask_if_told(pynvml, "nvmlDeviceGetMemoryInfo", handle, pynvml.nvmlMemory_v2)
+    if info is None:
+        reserved = V1_RESERVED_MIB
+        info = _ask_if_told(pynvml, "nvmlDeviceGetMemoryInfo", handle)
+    if info is None or not info.total:
+        return None, None, None
+    return info.total // _MIB, info.free // _MIB, max(0, -(-info.used // _MIB) - reserved)
+
+
+def _has_mig(pynvml: Any, handle: Any) -> bool:
+    modes = _ask_if_told(pynvml, "nvmlDeviceGetMigMode", handle)
+    return modes is not None and modes[0] == 1
+
+
+def _processes(pynvml: Any, handle: Any) -> tuple[GpuProcess, ...]:
+    found: dict[int, GpuProcess] = {}
+    for kind in ("Compute", "MPSCompute", "Graphics"):
+        compute = kind != "Graphics"
+        for entry in _running(pynvml, kind, handle):
+            mib = entry.usedGpuMemory
+            mib = None if mib is None or mib >= _NO_FIGURE else -(-mib // _MIB)
+            known = found.get(int(entry.pid))
+            if known is not None:  # one that computes and draws stands in both lists with the same figure
+                mib = max((x for x in (known.mib, mib) if x is not None), default=None)
+                compute = compute or known.compute
+            found[int(entry.pid)] = GpuProcess(int(entry.pid), mib, compute)
+    return tuple(found.values())
+
+
+def _running(pynvml: Any, kind: str, handle: Any) -> list[Any]:
+    for version in ("_v3", "_v2"):  # drivers before 510 have only the second
+        entries = _ask_if_told(pynvml, f"nvmlDeviceGet{kind}RunningProcesses{version}", handle)
+        if entries is not None:
+            return list(entries)
+    return []
+
+
+def _ask_if_told(pynvml: Any, name: str, *arguments: Any) -> Any | None:
+    """As `_ask`, but None for what the GPU or the driver does not tell."""
+    function = getattr(pynvml, name, None)
+    if function is None:
+        return None
+    try:
+        return function(*arguments)
+    except pynvml.NVMLError as error:
+        if error.value in _NOT_TOLD:
+            return None
+        raise NvmlFault(_explain(name, error)) from error
+
+
+def _ask(pynvml: Any, name: str, *arguments: Any) -> Any:
+    """Call a function of the binding; its errors become NvmlFault."""
+    try:
+        return getattr(pynvml, name)(*arguments)
+    except pynvml.NVMLError as error:
+        raise NvmlFault(_explain(name, error)) from error
+
+
+def _explain(name: str, error: Any) -> str:
+    return _FAULTS.get(error.value) or f"the NVIDIA driver answers {name} with: {error} (code {error.value})"
+
+
+def _text(value: str | bytes) -> str:
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else value

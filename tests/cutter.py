@@ -1,0 +1,119 @@
+"""A proxy in front of a server that loses replies, loses requests, or delivers them late."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+from pathlib import Path
+from types import TracebackType
+
+from foxqueue.config import url_of_socket
+
+
+class Cutter:
+    """Listens on a unix socket and passes everything on, until told to lose something.
+
+    Args:
+        server: socket of the real server.
+        path: of the proxy's own socket.
+    """
+
+    def __init__(self, server: Path, path: Path) -> None:
+        self.url = url_of_socket(path)
+        self.cuts = 0  # replies and requests lost so far
+        self._server = server
+        self._plan: tuple[str, bytes, int] | None = None
+        self._held: list[bytes] = []
+        self._lock = threading.Lock()
+        self._links: list[socket.socket] = []
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._listener.bind(str(path))
+        self._listener.listen(16)
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def lose(self, how: str, sha: str, times: int = 1) -> None:
+        """Lose the next requests that name this script.
+
+        Args:
+            how: ``reply`` (it is done, the answer is lost), ``silence`` (the same, but the connection stays open
+                without a word), ``request`` (it never arrives) or ``late`` (it arrives with :meth:`deliver`).
+            sha: of the script.
+            times: how many requests.
+        """
+        with self._lock:
+            self._plan = (how, sha.encode(), times)
+
+    def deliver(self) -> list[bytes]:
+        """Send what was held back, and return the raw replies."""
+        replies = []
+        for request in self._held:
+            with socket.socket(socket.AF_UNIX) as link:
+                link.connect(str(self._server))
+                link.sendall(request)
+                replies.append(link.recv(65536))
+        self._held.clear()
+        return replies
+
+    def close(self) -> None:
+        """Close every connection."""
+        for link in (self._listener, *self._links):
+            with contextlib.suppress(OSError):
+                link.shutdown(socket.SHUT_RDWR)
+            link.close()
+
+    def __enter__(self) -> Cutter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                client, _ = self._listener.accept()
+                self._links.append(client)
+                threading.Thread(target=self._serve, args=(client,), daemon=True).start()
+
+    def _serve(self, client: socket.socket) -> None:
+        """One question, one answer: redis-py reads each reply before it asks again."""
+        with contextlib.suppress(OSError), client, socket.socket(socket.AF_UNIX) as server:
+            server.connect(str(self._server))
+            pump = threading.Thread(target=self._pump, args=(server, client), daemon=True)
+            pump.start()
+            while data := client.recv(1 << 20):
+                how = self._lost(data)
+                if how is None:
+                    server.sendall(data)
+                    continue
+                if how == "late":
+                    self._held.append(data)
+                elif how != "request":
+                    self._do_alone(data)
+                self.cuts += 1
+                if how != "silence":
+                    return
+            pump.join(0.1)
+
+    def _lost(self, data: bytes) -> str | None:
+        with self._lock:
+            if self._plan is None or self._plan[1] not in data:
+                return None
+            how, sha, times = self._plan
+            self._plan = (how, sha, times - 1) if times > 1 else None
+            return how
+
+    def _do_alone(self, data: bytes) -> None:
+        with socket.socket(socket.AF_UNIX) as link:
+            link.connect(str(self._server))
+            link.sendall(data)
+            reply = link.recv(65536)
+        assert not reply.startswith(b"-NOSCRIPT"), "load the script before its reply is cut"
+
+    @staticmethod
+    def _pump(server: socket.socket, client: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while data := server.recv(1 << 20):
+                client.sendall(data)

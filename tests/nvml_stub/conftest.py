@@ -1,0 +1,3 @@
+from stub_fixtures import nvml_library, nvml_state, start_child
+
+__all__ = ["nvml_library", "nvml_state", "start_child"]

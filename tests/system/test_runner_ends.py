@@ -1,0 +1,389 @@
+"""The runner ends a job when it is told to, when its time is up, when nobody feeds it; and always all of it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from runners import PYTHON, Rig, rig_in
+from wait import until
+
+from foxqueue.locks import DeviceLock
+from foxqueue.processes import ProcessId, marked
+from workers.runs import MARK, read_exit_record
+
+# Ignores TERM, and says when it does.
+STUBBORN = (
+    "import signal, os, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nos.write(1, b'up\\n')\ntime.sleep(60)"
+)
+# Ends with code 7 on TERM.
+POLITE = """
+import signal, os, time
+signal.signal(signal.SIGTERM, lambda *_: os._exit(7))
+os.write(1, b'up\\n')
+while True: time.sleep(60)
+"""
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Iterator[Rig]:
+    with rig_in(tmp_path) as made:
+        yield made
+
+
+def seconds_to_end(rig: Rig, began: float) -> float:
+    rig.ended()
+    return time.monotonic() - began
+
+
+# --- being told ----------------------------------------------------------------------------------------------
+
+
+def test_cancel_lets_the_job_end_itself(rig: Rig) -> None:
+    rig.start([*PYTHON, POLITE])
+    rig.wait_for_output(b"up")
+    rig.handle.kill("cancel", 10.0)
+    record = rig.ended(5)
+    assert (record["exit_code"], record["why"], record["killed"]) == (7, "cancel", False)
+
+
+@pytest.mark.parametrize("why", ["cancel", "shutdown", "lease_lost", "stale"])
+def test_kill_after_the_grace(rig: Rig, why: str) -> None:
+    rig.start([*PYTHON, STUBBORN])
+    rig.wait_for_output(b"up")
+    began = time.monotonic()
+    rig.handle.kill(why, 0.3)
+    record = rig.ended()
+    assert (record["exit_code"], record["signal"]) == (None, signal.SIGKILL)
+    assert (record["why"], record["killed"]) == (why, True)
+    assert 0.3 <= time.monotonic() - began < 3
+
+
+def test_first_reason_stays_and_the_nearer_end_counts(rig: Rig) -> None:
+    rig.start([*PYTHON, STUBBORN])
+    rig.wait_for_output(b"up")
+    rig.handle.kill("cancel", 60.0)
+    rig.handle.kill("shutdown", 0.0)
+    rig.handle.kill("stale", 60.0)
+    assert rig.ended(5)["why"] == "cancel"
+
+
+def test_kill_that_follows_the_start_at_once(rig: Rig) -> None:
+    rig.start(["sleep", "60"])
+    rig.handle.kill("cancel", 0.0)
+    record = rig.ended(5)
+    assert record["why"] == "cancel"
+    assert record["signal"] in (signal.SIGTERM, signal.SIGKILL)
+
+
+def test_a_stopped_job_takes_the_term(rig: Rig) -> None:
+    rig.start([*PYTHON, POLITE])
+    rig.wait_for_output(b"up")
+    os.kill(rig.wait_for("started")["pid"], signal.SIGSTOP)
+    rig.handle.kill("cancel", 30.0)
+    assert rig.ended(5)["exit_code"] == 7
+
+
+def test_term_comes_once(rig: Rig) -> None:
+    code = """
+import signal, os, time
+count = 0
+def term(*_):
+    global count
+    count += 1
+    os.write(1, b'T')
+signal.signal(signal.SIGTERM, term)
+os.write(1, b'up\\n')
+while True: time.sleep(60)
+"""
+    rig.start([*PYTHON, code])
+    rig.wait_for_output(b"up")
+    rig.handle.kill("cancel", 0.3)
+    rig.handle.kill("cancel", 0.3)
+    rig.ended()
+    assert rig.output() == b"up\nT"
+
+
+def test_term_to_the_runner_is_a_takeover(rig: Rig) -> None:
+    rig.start([*PYTHON, POLITE])
+    rig.wait_for_output(b"up")
+    os.kill(rig.handle.pid, signal.SIGTERM)
+    record = rig.ended(5)
+    assert (record["exit_code"], record["why"]) == (7, "takeover")
+    assert read_exit_record(rig.run_dir, 3) == record
+
+
+def test_takeover_kills_after_two_seconds(rig: Rig) -> None:
+    rig.start([*PYTHON, STUBBORN])
+    rig.wait_for_output(b"up")
+    began = time.monotonic()
+    os.kill(rig.handle.pid, signal.SIGTERM)
+    assert 2.0 <= seconds_to_end(rig, began) < 5
+    assert rig.ended()["killed"] is True
+
+
+def test_int_and_hup_do_not_disturb_a_run(rig: Rig) -> None:
+    rig.start(["sh", "-c", "echo up; read x < /dev/null; sleep 0.2; exit 4"])
+    rig.wait_for_output(b"up")
+    for signum in (signal.SIGINT, signal.SIGHUP, signal.SIGCHLD):
+        os.kill(rig.handle.pid, signum)
+    assert rig.ended()["exit_code"] == 4
+
+
+# --- time ----------------------------------------------------------------------------------------------------
+
+
+def test_time_limit(rig: Rig) -> None:
+    rig.start([*PYTHON, STUBBORN], time_limit_s=0.3, grace_s=0.2)
+    began = time.monotonic()
+    record = rig.ended()
+    assert (record["why"], record["signal"], record["killed"]) == ("timeout", signal.SIGKILL, True)
+    assert 0.4 <= time.monotonic() - began < 4
+
+
+@pytest.mark.parametrize("clock", ["monotonic", "boottime"])
+def test_an_unfed_job_ends(rig: Rig, clock: str) -> None:
+    now = time.clock_gettime(time.CLOCK_BOOTTIME if clock == "boottime" else time.CLOCK_MONOTONIC)
+    began = time.monotonic()
+    rig.start([*PYTHON, STUBBORN], clock=clock, feed_until=now + 0.3, beat_grace_s=0.2, grace_s=60.0)
+    record = rig.ended()
+    assert (record["why"], record["killed"]) == ("worker_lost", True)
+    assert 0.5 <= time.monotonic() - began < 4
+
+
+def test_feeds_extend_and_never_shorten(rig: Rig) -> None:
+    rig.start(["sh", "-c", "sleep 0.6; exit 4"], feed_until=time.monotonic() + 0.4)
+    rig.handle.feed(time.monotonic() + 30)
+    rig.handle.feed(time.monotonic())
+    record = rig.ended()
+    assert (record["exit_code"], record["why"]) == (4, None)
+    fed = [message["until"] for message in rig.heard if message["op"] == "fed"]
+    assert len(fed) == 2
+    assert fed[0] == fed[1]
+
+
+def test_a_feed_that_comes_too_late_saves_nothing(rig: Rig) -> None:
+    rig.start([*PYTHON, STUBBORN], feed_until=time.monotonic(), beat_grace_s=0.3)
+    rig.wait_for("started")
+    rig.handle.feed(time.monotonic() + 60)
+    assert rig.ended(5)["why"] == "worker_lost"
+
+
+def test_a_long_grace_does_not_outlive_the_feed(rig: Rig) -> None:
+    rig.start([*PYTHON, STUBBORN], feed_until=time.monotonic() + 0.5)
+    rig.wait_for_output(b"up")
+    rig.handle.kill("cancel", 60.0)
+    assert rig.ended(5)["why"] == "cancel"
+
+
+def test_feeds_that_waited_while_the_runner_was_stopped_count(rig: Rig) -> None:
+    rig.start([*PYTHON, POLITE], feed_until=time.monotonic() + 0.4)
+    rig.wait_for_output(b"up")
+    os.kill(rig.handle.pid, signal.SIGSTOP)
+    rig.handle.feed(time.monotonic() + 60)
+    past = time.monotonic() + 0.5
+    until(lambda: time.monotonic() > past, what="the first feed's end")
+    os.kill(rig.handle.pid, signal.SIGCONT)
+    assert rig.wait_for("fed")
+    rig.handle.kill("cancel", 5.0)
+    assert rig.ended()["why"] == "cancel"
+
+
+# --- the whole tree ------------------------------------------------------------------------------------------
+
+ESCAPES = {
+    "child in the group": "spawn([])",
+    "own session": "spawn(['setsid'])",
+    "own session, no environment": "spawn(['setsid', 'env', '-i'])",
+    "double fork": """
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0: spawn([]); os._exit(0)
+    os._exit(0)
+os.wait()""",
+    "daemon that closed everything": """
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        os.closerange(0, 100); os.execve('/bin/sh', ['sh', '-c', BODY], {})
+    os._exit(0)
+os.wait()""",
+}
+PRELUDE = """
+import os, subprocess, sys, time
+BODY = "trap '' TERM HUP INT; echo $$ >> {pids}; while :; do sleep 0.05; done"
+def spawn(prefix): subprocess.Popen([*prefix, '/bin/sh', '-c', BODY])
+"""
+WAIT = "\nwhile not (os.path.exists('{pids}') and open('{pids}').read().endswith('\\n')): time.sleep(0.005)\n"
+
+
+@pytest.mark.parametrize("how", ESCAPES)
+@pytest.mark.parametrize("ending", ["itself", "crash", "cancel"])
+def test_nothing_of_the_tree_is_left(rig: Rig, tmp_path: Path, how: str, ending: str) -> None:
+    pids = tmp_path / "pids"
+    end = {"itself": "os._exit(5)", "crash": "os.kill(os.getpid(), 11)", "cancel": "time.sleep(60)"}[ending]
+    code = (PRELUDE + ESCAPES[how] + WAIT + end).replace("{pids}", str(pids))
+    rig.start([*PYTHON, code], grace_s=0.2)
+    until(lambda: pids.exists() and pids.read_text().endswith("\n"), what="the escaped process")
+    strayed = [ProcessId.of(int(line)) for line in pids.read_text().split()]
+    if ending == "cancel":
+        rig.handle.kill("cancel", 0.2)
+    record = rig.ended()
+    assert record["killed"] is True
+    assert (record["why"] == "cancel") == (ending == "cancel")
+    if ending != "cancel":
+        assert (record["exit_code"], record["signal"]) == ((5, None) if ending == "itself" else (None, 11))
+    assert not any(process.alive() for process in strayed if process)
+    assert not marked(MARK, rig.mark)
+
+
+def test_what_is_left_behind_is_asked_first(rig: Rig) -> None:
+    code = f"""
+import os, subprocess, sys
+child = subprocess.Popen([sys.executable, "-S", "-c", {POLITE!r}], stdout=subprocess.PIPE, start_new_session=True)
+child.stdout.readline()
+os._exit(0)
+"""
+    record = rig.run([*PYTHON, code], grace_s=10.0)
+    assert (record["exit_code"], record["killed"], record["why"]) == (0, False, None)
+
+
+@pytest.mark.parametrize("keep_environment", [True, False])
+def test_a_process_that_forks_anew_every_few_milliseconds(rig: Rig, tmp_path: Path, keep_environment: bool) -> None:
+    code = f"""
+import os, signal, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+if os.fork(): os._exit(0)
+if not {keep_environment}: pass
+trail = os.open({str(tmp_path / "trail")!r}, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+while True:
+    os.write(trail, b'.')
+    if os.fork(): os._exit(0)
+    os.setsid()
+    time.sleep(0.002)
+"""
+    command = [*PYTHON, code] if keep_environment else ["env", "-i", *PYTHON, code]
+    record = rig.run(command, grace_s=0.2)
+    assert (record["exit_code"], record["killed"]) == (0, True)
+    trail = tmp_path / "trail"
+    length = trail.stat().st_size
+    assert length > 5
+    pause = time.monotonic() + 0.2
+    until(lambda: time.monotonic() > pause, what="a pause")
+    assert trail.stat().st_size == length
+
+
+def test_many_processes_end_together(rig: Rig) -> None:
+    code = "trap '' TERM; for i in $(seq 60); do setsid sleep 60 & done; echo up; wait"
+    rig.start(["sh", "-c", code])
+    rig.wait_for_output(b"up")
+    rig.handle.kill("cancel", 0.0)
+    rig.ended(5)
+    assert not marked(MARK, rig.mark)
+
+
+# --- the lock, and life without a worker -----------------------------------------------------------------------
+
+
+def test_lock_lives_as_long_as_the_tree(rig: Rig, tmp_path: Path) -> None:
+    ours, theirs = (DeviceLock("SIM-x", "gpu", [tmp_path]) for _ in range(2))
+    assert ours.acquire()
+    code = "trap '' TERM; (trap '' TERM; echo up; exec setsid sleep 60) & exit 0"
+    rig.start(["sh", "-c", code], lock_fds=ours.fds, grace_s=1.0)
+    rig.wait_for_output(b"up")
+    ours.release()
+    assert not theirs.acquire()
+    os.kill(rig.handle.pid, signal.SIGSTOP)
+    assert not theirs.acquire()
+    os.kill(rig.handle.pid, signal.SIGCONT)
+    rig.ended()
+    assert theirs.acquire()
+    theirs.release()
+
+
+WORKER = """
+import json, sys, time
+sys.path.insert(0, sys.argv[1])
+from workers.runs import spawn_runner
+from foxqueue.locks import DeviceLock
+from pathlib import Path
+lock = DeviceLock("SIM-x", "gpu", [Path(sys.argv[2])])
+assert lock.acquire()
+handle = spawn_runner()
+handle.start(json.loads(sys.argv[3]), lock.fds)
+handle.channel.receive(10), handle.channel.receive(10)
+print(handle.pid, flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("fed", [True, False])
+def test_a_run_outlives_its_worker_until_its_food_is_gone(rig: Rig, tmp_path: Path, fed: bool) -> None:
+    gate = tmp_path / "gate"
+    order = rig.order(
+        ["sh", "-c", f"echo up; while ! [ -e {gate} ]; do sleep 0.02; done; exit 6"],
+        feed_until=time.monotonic() + (60.0 if fed else 1.0),
+    )
+    command = [
+        sys.executable,
+        "-c",
+        WORKER,
+        str(Path(__file__).parents[1]),
+        str(tmp_path),
+        __import__("json").dumps(order),
+    ]
+    # Our pipe reaches the end of file with the worker: its runner must not hold it open.
+    worker = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    assert worker.stdout is not None
+    runner = ProcessId.of(int(worker.stdout.readline()))
+    assert runner is not None
+    rig.wait_for_output(b"up")
+    worker.kill()
+    assert worker.communicate(timeout=5) == (b"", None)
+    lock = DeviceLock("SIM-x", "gpu", [tmp_path])
+    if fed:
+        assert not lock.acquire()
+        assert runner.alive()
+        gate.touch()
+    record = until(lambda: read_exit_record(rig.run_dir, 3), what="the exit record")
+    assert (record["exit_code"], record["why"]) == ((6, None) if fed else (None, "worker_lost"))
+    until(lock.acquire, what="the lock")
+    lock.release()
+    until(lambda: not runner.alive(), what="the runner's end")
+
+
+ORPHANS = """
+import json, os, signal, sys, time
+from foxqueue.processes import become_subreaper, ProcessId
+from workers.runs import spawn_runner
+from workers.tree import kill_orphans
+become_subreaper()
+handle, standby = spawn_runner(), spawn_runner()
+handle.start(json.loads(sys.argv[1]))
+while handle.channel.receive(10)["op"] != "started": pass
+while not os.path.exists(sys.argv[2]): time.sleep(0.01)
+os.kill(handle.pid, signal.SIGKILL)
+assert handle.channel.receive(10) is None
+assert kill_orphans([handle.pid, standby.pid], 10.0)
+assert handle.process.wait() == -9
+assert standby.process.poll() is None
+standby.close()
+"""
+
+
+def test_a_worker_ends_what_its_dead_runner_left(rig: Rig, tmp_path: Path) -> None:
+    up = tmp_path / "up"
+    shell = (
+        f"trap '' TERM; (setsid env -i sh -c 'trap \"\" TERM; echo $$ > {up}.new; mv {up}.new {up}; sleep 60') & wait"
+    )
+    order = __import__("json").dumps(rig.order(["sh", "-c", shell]))
+    subprocess.run([sys.executable, "-c", ORPHANS, order, str(up)], check=True, timeout=30)
+    stray = ProcessId.of(int(up.read_text()))
+    assert stray is None or not stray.alive()
+    assert not marked(MARK, rig.mark)

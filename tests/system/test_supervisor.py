@@ -1,0 +1,416 @@
+"""`up`, `down` and `server` with real processes; what they start as a worker is a stand-in that obeys the test."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from servers import RealServer
+from wait import until
+
+from foxqueue.broker import Broker
+from foxqueue.config import Config, load_config, server_socket
+from foxqueue.errors import InvalidInput
+from foxqueue.locks import DeviceLock
+from foxqueue.places import read_json
+from foxqueue.server import find_server, stop_server
+from workers.keeper import Backoff, up_seat
+from workers.supervisor import serve
+
+WORKER = """
+import os, signal, sys, threading, time
+from pathlib import Path
+from foxqueue.broker import Broker
+from foxqueue.config import load_config
+from foxqueue.locks import DeviceLock
+from foxqueue.processes import ProcessId
+
+place, device = Path(os.environ["STAND_IN"]), sys.argv[sys.argv.index("--gpu") + 1]
+def note(what):
+    with (place / "notes").open("a") as notes:
+        notes.write(f"{what} {device} {os.getpid()}\\n")
+terms = 0
+def term(number, frame):
+    global terms
+    terms += 1
+    note(f"signal-{signal.Signals(number).name}")
+for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+    signal.signal(number, term)
+note("start")
+if (place / f"refuse").exists():
+    sys.exit(3)
+if (place / "crash").exists():
+    sys.exit(1)
+config = load_config()
+lock = DeviceLock(device, "worker", [config.machine_dir / "locks"])
+(config.machine_dir / "locks").mkdir(exist_ok=True)
+if not lock.acquire():
+    note("held")
+    sys.exit(3)
+lock.write({"process": ProcessId.of().to_dict(), "home": str(config.home), "namespace": config.namespace})
+me = f"stand-in-{os.getpid()}"
+while not terms or (place / "stubborn").exists() and terms < int((place / "stubborn").read_text()):
+    if not (place / "mute").exists():
+        try:
+            broker = Broker.connect(config.url, config.namespace, config.password)
+            broker.redis.hset(broker.keys.gpus, device, f"{me} 1 x")
+            broker.redis.zadd(broker.keys.workers, {me: broker.server_time_ms()})
+            broker.close()
+        except Exception as error:
+            print(error, file=sys.stderr)
+    time.sleep(0.05)
+note("end")
+"""
+
+DRIVER = """
+import json, sys
+from foxqueue.config import load_config
+from foxqueue.errors import FoxqueueError
+from workers import supervisor
+verb, options = sys.argv[1], json.loads(sys.argv[2])
+try:
+    sys.exit(getattr(supervisor, verb)(load_config(), **options))
+except FoxqueueError as error:
+    print(f"foxqueue: {error}", file=sys.stderr)
+    sys.exit(error.exit_code)
+"""
+
+
+class Home:
+    """One home: runs verbs in processes of their own, and ends all of them afterwards."""
+
+    def __init__(self, directory: Path, url: str | None = None) -> None:
+        self.directory = directory
+        (directory / "worker.py").write_text(WORKER)
+        (directory / "driver.py").write_text(DRIVER)
+        self.environ = {name: value for name, value in os.environ.items() if not name.startswith("FOXQUEUE_")}
+        self.environ |= {"FOXQUEUE_HOME": str(directory / "home"), "STAND_IN": str(directory)}
+        if url:
+            self.environ["FOXQUEUE_URL"] = url
+        self.config: Config = load_config(environ=self.environ, cwd=directory)
+        self.started: list[subprocess.Popen[bytes]] = []
+        self.err = directory / "err"
+
+    def start(self, verb: str, **options: Any) -> subprocess.Popen[bytes]:
+        if verb == "up":
+            options = {
+                "simulate": "2x24G",
+                "worker_command": [sys.executable, str(self.directory / "worker.py")],
+            } | options
+        with self.err.open("ab") as err:
+            process = subprocess.Popen(
+                [sys.executable, self.directory / "driver.py", verb, json.dumps(options)],
+                env=self.environ,
+                cwd=self.directory,
+                stderr=err,
+                start_new_session=True,
+            )
+        self.started.append(process)
+        return process
+
+    def run(self, verb: str, **options: Any) -> int:
+        return self.start(verb, **options).wait(60)
+
+    def up(self, **options: Any) -> subprocess.Popen[bytes]:
+        process = self.start("up", **options)
+        until(lambda: up_seat(self.config).read().get("ready"), what="readiness", seconds=30)
+        return process
+
+    @property
+    def said(self) -> str:
+        return self.err.read_text() if self.err.exists() else ""
+
+    def notes(self, what: str = "") -> list[tuple[str, str, int]]:
+        file = self.directory / "notes"
+        lines = [line.split() for line in file.read_text().splitlines()] if file.exists() else []
+        return [(word, device, int(pid)) for word, device, pid in lines if word.startswith(what)]
+
+    def workers(self) -> list[int]:
+        return [pid for _, _, pid in self.notes("start") if running(pid)]
+
+    def order(self, name: str, text: str = "") -> None:
+        (self.directory / name).write_text(text)
+
+    def close(self) -> None:
+        for process in self.started:
+            process.kill()
+            process.wait()
+        holder = up_seat(self.config).holder()  # a detached one
+        if holder:
+            holder.send(signal.SIGKILL)
+        until(lambda: not up_seat(self.config).taken(), what="the end of up")
+        for pid in self.workers():
+            os.kill(pid, signal.SIGKILL)
+        stop_server(self.config, kill_after_s=2)
+        place = server_socket(self.config).parent
+        if not place.is_relative_to(self.directory):
+            shutil.rmtree(place, ignore_errors=True)
+
+
+def running(pid: int) -> bool:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    return False
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Iterator[Home]:
+    home = Home(tmp_path)
+    yield home
+    home.close()
+
+
+def server_pid(home: Home) -> int:
+    return int(read_json(home.config.machine_dir / "server" / "server.json")["process"]["pid"])
+
+
+# --- up -----------------------------------------------------------------------------------------------
+
+
+def test_runs_a_worker_per_device_and_ends_all_on_sigterm(home: Home) -> None:
+    up = home.up()
+    starts = home.notes("start")
+    assert len(starts) == 2 and len({device for _, device, _ in starts}) == 2
+    assert "sim:0  simulated GPU 24G" in home.said and starts[0][1] in home.said and "2 of 2 workers ready" in home.said
+    assert {os.getsid(pid) for _, _, pid in starts} == {pid for _, _, pid in starts}
+    up.terminate()
+    assert up.wait(30) == 0
+    assert len(home.notes("end")) == 2 and not home.workers()
+    assert find_server(home.config) is None and not up_seat(home.config).taken()
+
+
+def test_worker_that_dies_runs_again_at_once(home: Home) -> None:
+    home.up()
+    _, device, pid = home.notes("start")[0]
+    began = time.monotonic()
+    os.kill(pid, signal.SIGKILL)
+    until(lambda: len(home.notes("start")) == 3, what="another start", every=0.005)
+    assert home.notes("start")[2][1] == device
+    assert time.monotonic() - began < 1.5  # 0.2 s of ours; the rest is Python's start-up on a busy machine
+    until(lambda: "was killed by SIGKILL; starting it again" in home.said, what="the message")
+    recorded = lambda: {worker["pid"] for worker in up_seat(home.config).read()["workers"]}  # noqa: E731
+    until(lambda: recorded() == set(home.workers()), what="the new worker in up.json")
+
+
+def test_quick_deaths_slow_down(home: Home) -> None:
+    home.order("crash")
+    home.start("up", simulate="1x24G")
+    until(lambda: len(home.notes("start")) >= 3, what="three starts", seconds=20)
+    began, before = time.monotonic(), len(home.notes("start"))
+    until(lambda: time.monotonic() - began > 1.5, what="time passing")
+    assert len(home.notes("start")) - before <= 3
+
+
+def test_delays_between_restarts() -> None:
+    backoff = Backoff()
+    assert [backoff.after(0.1) for _ in range(9)] == [0, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 10, 10]
+    assert [backoff.after(60), backoff.after(60), backoff.after(0)] == [0, 0, 0.2]
+
+
+def test_refused_worker_is_not_started_again(home: Home) -> None:
+    home.order("refuse")
+    assert home.run("up") == 1
+    assert len(home.notes("start")) == 2
+    assert "refused" in home.said and "nothing is left to run" in home.said
+    assert find_server(home.config) is None
+
+
+def test_server_that_dies_runs_again_with_its_data(home: Home) -> None:
+    home.up()
+    url = find_server(home.config)
+    assert url
+    Broker.connect(url, "default").redis.set("kept", 1)
+    for _ in range(3):
+        pid = server_pid(home)
+        began = time.monotonic()
+        os.kill(pid, signal.SIGKILL)
+        until(lambda pid=pid: server_pid(home) != pid and find_server(home.config), what="the server", seconds=10)
+        assert time.monotonic() - began < 3
+    assert Broker.connect(url, "default").redis.get("kept") == b"1"
+    assert len(home.notes("start")) == 2
+
+
+def test_second_up_names_the_first(home: Home) -> None:
+    up = home.up()
+    assert home.run("up") == 1
+    assert f"already runs for {home.config.machine_dir} (pid {up.pid})" in home.said
+    assert home.run("up", detach=True) == 1
+    assert up.poll() is None and len(home.notes("start")) == 2
+
+
+def test_leftovers_of_a_power_cut_do_not_stop_it(home: Home) -> None:
+    home.config.machine_dir.mkdir(parents=True)
+    stranger = subprocess.Popen(["sleep", "60"])
+    home.started.append(stranger)
+    record = {"process": {"pid": stranger.pid, "start": 1, "boot_id": "another", "pid_ns": "x"}, "ready": False}
+    (home.config.machine_dir / "up.json").write_text(json.dumps(record))
+    (home.config.machine_dir / "up.lock").touch()
+    assert home.run("down") == 0 and "nothing was running" in home.said
+    home.up()
+    assert stranger.poll() is None
+
+
+def test_ctrl_c_reaches_up_alone(home: Home) -> None:
+    up = home.up()
+    os.killpg(up.pid, signal.SIGINT)
+    assert up.wait(30) == 0
+    assert sorted(word for word, _, _ in home.notes("signal")) == ["signal-SIGTERM"] * 2
+
+
+@pytest.mark.parametrize("needed", [2, 99])
+def test_further_signals_are_passed_on_and_the_third_kills(home: Home, needed: int) -> None:
+    home.order("stubborn", str(needed))
+    up = home.up()
+    up.terminate()
+    until(lambda: len(home.notes("signal")) == 2, what="the first SIGTERM")
+    assert up.poll() is None and find_server(home.config)  # the server lives as long as a worker may need it
+    up.send_signal(signal.SIGINT)
+    until(lambda: len(home.notes("signal")) == 4, what="the second SIGTERM")
+    if needed > 2:
+        assert up.poll() is None
+        up.terminate()
+    assert up.wait(30) == 0
+    assert not home.workers() and len(home.notes("end")) == (2 if needed == 2 else 0)
+
+
+def test_no_device_says_the_cure_and_starts_nothing(home: Home) -> None:
+    assert home.run("up", simulate=None) == 1
+    assert "no device found: --simulate 2x24G or --cpu 2" in home.said
+    assert not (home.config.machine_dir / "server").exists()
+
+
+def test_with_a_url_no_server_is_started(tmp_path: Path) -> None:
+    with RealServer(None, tmp_path / "theirs", "--requirepass", "s3cret") as server:
+        home = Home(tmp_path, server.url)
+        try:
+            assert home.run("up") == 1  # no password yet
+            assert "FOXQUEUE_PASSWORD" in home.said and "s3cret" not in home.said
+            home.environ["FOXQUEUE_PASSWORD"] = "s3cret"
+            up = home.up(lease_ttl_ms=2000)
+            settings = Broker.connect(server.url, "default", "s3cret").settings()
+            assert (settings.ttl_ms, settings.beat_ms) == (2000, 666)
+            assert not (home.config.machine_dir / "server").exists()
+            up.terminate()
+            assert up.wait(30) == 0 and "s3cret" not in home.said
+            assert Broker.connect(server.url, "default", "s3cret").redis.ping()
+        finally:
+            home.close()
+
+
+# --- after a SIGKILL of up ----------------------------------------------------------------------------
+
+
+def test_next_up_takes_over_workers_that_live_on(home: Home) -> None:
+    home.up().kill()
+    until(lambda: not up_seat(home.config).taken(), what="the end of up")
+    left = home.workers()
+    assert len(left) == 2 and find_server(home.config)
+    (home.config.machine_dir / "up.json").unlink()
+    up = home.up()
+    assert len(home.notes("start")) == 2 and "left (pid" in home.said
+    os.kill(left[0], signal.SIGKILL)
+    until(lambda: len(home.notes("start")) == 3, what="a worker in its place")
+    up.terminate()
+    assert up.wait(30) == 0
+    assert not home.workers()
+
+
+@pytest.mark.parametrize("known_by", ["up.json", "lock"])
+def test_down_ends_workers_that_live_on(home: Home, known_by: str) -> None:
+    home.up().kill()
+    until(lambda: not up_seat(home.config).taken(), what="the end of up")
+    workers = home.workers()
+    assert len(workers) == 2
+    if known_by == "lock":
+        (home.config.machine_dir / "up.json").unlink()
+    else:
+        for _, device, _ in home.notes("start"):
+            path = DeviceLock(device, "worker", [home.config.machine_dir / "locks"]).paths[0]
+            path.write_text("")
+    os.kill(workers[0], signal.SIGSTOP)  # it takes the SIGTERM only when it goes on
+    assert home.run("down") == 0
+    assert not home.workers() and len(home.notes("end")) == 2 and find_server(home.config) is None
+
+
+# --- down ---------------------------------------------------------------------------------------------
+
+
+def test_down_ends_a_foreground_up(home: Home) -> None:
+    up = home.up()
+    assert home.run("down") == 0
+    assert up.wait(5) == 0 and not home.workers() and find_server(home.config) is None
+    assert home.run("down") == 0
+    assert "nothing was running" in home.said
+
+
+# --- up --detach --------------------------------------------------------------------------------------
+
+
+def test_detached_up_returns_when_all_have_registered(home: Home) -> None:
+    assert home.run("up", detach=True) == 0
+    assert len(home.workers()) == 2 and "2 of 2 workers ready, in the background" in home.said
+    holder = up_seat(home.config).holder()
+    assert holder and os.getsid(holder.pid) != holder.pid  # it can never get a terminal
+    assert holder.send(signal.SIGHUP)
+    assert "sim:0" in (home.config.machine_dir / "up.log").read_text()
+    assert home.run("down") == 0
+    assert "signal-SIGHUP" not in {word for word, _, _ in home.notes("signal")}
+    assert not home.workers() and not holder.alive()
+
+
+def test_detached_up_that_fails_shows_why(home: Home) -> None:
+    assert home.run("up", detach=True, simulate="2xnothing") == 2
+    assert "is not understood" in home.said and "it did not come up" in home.said
+    home.order("refuse")
+    assert home.run("up", detach=True) == 1
+    assert "nothing is left to run" in home.said and find_server(home.config) is None
+
+
+# --- server -------------------------------------------------------------------------------------------
+
+
+def test_foreground_server_comes_again_and_waits_for_up(home: Home) -> None:
+    server = home.start("serve")
+    until(lambda: find_server(home.config), what="the server")
+    home.order("stubborn", "2")
+    up = home.up()
+    pid = server_pid(home)
+    os.kill(pid, signal.SIGKILL)
+    until(lambda: server_pid(home) != pid and find_server(home.config), what="the server again")
+    for process in (server, up):
+        process.terminate()
+    until(lambda: "waiting up to 75 s" in home.said and len(home.notes("signal")) == 2, what="the end to begin")
+    assert server.poll() is None and find_server(home.config)
+    up.terminate()
+    assert up.wait(30) == 0 and server.wait(30) == 0
+    assert find_server(home.config) is None
+
+
+def test_up_leaves_the_server_to_a_foreground_one(home: Home) -> None:
+    server = home.start("serve")
+    until(lambda: "answers on" in home.said, what="the server")
+    pid = server_pid(home)
+    up = home.up()
+    up.terminate()
+    assert up.wait(30) == 0
+    assert find_server(home.config) and server_pid(home) == pid and server.poll() is None
+    assert home.run("serve") == 1
+    assert "foxqueue server already runs" in home.said
+    assert home.run("down") == 0 and server.wait(5) == 0
+    assert find_server(home.config) is None
+
+
+def test_foreground_server_refuses_beside_a_configured_one(tmp_path: Path) -> None:
+    config = load_config(url="redis://:secret@localhost:1/0", home=tmp_path, environ={}, cwd=tmp_path)
+    with pytest.raises(InvalidInput, match=r"redis://:\*\*\*@localhost.*nothing is started"):
+        serve(config)

@@ -1,0 +1,52 @@
+"""The thread that waits in Redis for wake-ups: of an idle worker, and of a busy one whose job is cancelled."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from foxqueue.broker import Broker
+from foxqueue.errors import ServerError
+
+BLOCK_S = 5  # bounds how long a half-open connection can deafen us, with the client's time-out on top
+
+
+class Listener(threading.Thread):
+    """Takes wake-up tokens as they come.
+
+    Args:
+        broker: for its server; the blocking client is made here.
+        worker: whose tokens.
+        tell: called with ``token`` and a shape (or ``*``), ``asked`` and the number of a job that is to be
+            cancelled, or ``again`` when the server answers again.
+    """
+
+    def __init__(self, broker: Broker, worker: str, tell: Callable[[str, str], None]) -> None:
+        super().__init__(name="listener", daemon=True)
+        self._connection = broker.connection
+        self._client = broker.blocking(BLOCK_S)
+        self._key = broker.keys.wake(worker)
+        self._tell = tell
+
+    def run(self) -> None:
+        """The thread."""
+        pause = 0.0
+        while True:
+            try:
+                with self._connection.errors("listening"):
+                    found: Any = self._client.blpop([self._key], timeout=BLOCK_S)
+            except ServerError:
+                pause = min(max(pause * 2, 0.05), 1.0)
+                time.sleep(pause)
+                continue
+            if pause:
+                pause = 0.0
+                self._tell("again", "")
+            if found:
+                kind, _, number = bytes(found[1]).decode().partition(":")
+                if kind == "cancel":
+                    self._tell("asked", number)
+                else:
+                    self._tell("token", kind)

@@ -1,0 +1,66 @@
+"""Relays the tail of a run's output file to Redis, in pieces that carry their offset."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from foxqueue.broker import Broker
+from foxqueue.errors import ServerUnavailable
+
+TAIL_BYTES = 64 * 1024
+PIECE_BYTES = 16 * 1024
+
+
+class LogTail:
+    """The output of one run.
+
+    Args:
+        broker: where to send.
+        number: of the job.
+        fence: of the run.
+        path: the output file.
+    """
+
+    def __init__(self, broker: Broker, number: int, fence: str, path: Path) -> None:
+        self._broker = broker
+        self._number = number
+        self._fence = fence
+        self._path = path
+        self._sent = 0
+
+    def pump(self) -> bool:
+        """Send what is new, at most its last 64 KiB: a job that writes faster is shown its end.
+
+        Returns:
+            Whether all that was there is sent; False when Redis is away.
+        """
+        pieces = self._pieces()
+        if not pieces:
+            return True
+        calls = [
+            self._broker.log_call(self._number, self._fence, offset, _keep_from(offset), data)
+            for offset, data in pieces
+        ]
+        try:
+            self._broker.send(*calls)
+        except ServerUnavailable:
+            return False
+        offset, data = pieces[-1]
+        self._sent = offset + len(data)
+        return True
+
+    def _pieces(self) -> list[tuple[int, bytes]]:
+        try:
+            with self._path.open("rb") as file:
+                size = os.fstat(file.fileno()).st_size
+                start = max(self._sent, size - TAIL_BYTES)
+                file.seek(start)
+                data = file.read(size - start)
+        except OSError:
+            return []  # the launch failed before there was output
+        return [(start + at, data[at : at + PIECE_BYTES]) for at in range(0, len(data), PIECE_BYTES)]
+
+
+def _keep_from(offset: int) -> int:
+    return max(0, offset - TAIL_BYTES)

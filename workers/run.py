@@ -1,0 +1,291 @@
+"""One claimed job on one device, from the grant to the moment when its outcome can be told."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from foxqueue import codec
+from foxqueue.broker import Broker, Claimed, NamespaceSettings
+from foxqueue.errors import ServerUnavailable
+from foxqueue.gpu import Device
+from foxqueue.locks import DeviceLock
+from foxqueue.processes import kill_marked
+from workers.environment import job_environment
+from workers.heartbeat import Beating, Heart
+from workers.inbox import Event, Inbox
+from workers.logtail import LogTail
+from workers.runs import (
+    MARK,
+    RunnerHandle,
+    files_dir,
+    make_run_dir,
+    mark_of,
+    output_path,
+    read_exit_record,
+)
+from workers.verdict import Verdict, judge
+
+GRACE_S = 10.0  # between TERM and KILL
+LOOK_S = 0.2  # how often the output is looked at
+DRAIN_S = 60.0  # that a job gets to end by itself when its worker is told to stop
+SWEEP_UP_S = 20.0  # that killing what a dead runner left may take
+
+_log = logging.getLogger(__name__)
+
+
+class Run:
+    """A run and its runner.
+
+    Args:
+        broker: the main thread's.
+        settings: of the namespace.
+        claimed: the job.
+        device: that it was granted.
+        lock: the device's ``.gpu`` lock, held; the runner gets a share of it.
+        sent_at: time.monotonic() when the claim was sent.
+        jobs_dir: where runs keep their files.
+    """
+
+    def __init__(
+        self,
+        broker: Broker,
+        settings: NamespaceSettings,
+        claimed: Claimed,
+        device: Device,
+        lock: DeviceLock,
+        sent_at: float,
+        jobs_dir: Path,
+    ) -> None:
+        self.claimed = claimed
+        self._broker = broker
+        self._settings = settings
+        self._device = device
+        self._lock = lock
+        self._sent_at = sent_at
+        self._jobs_dir = jobs_dir
+        self._born, self._fence = int(claimed.born), int(claimed.fence)
+        self.mark = mark_of(claimed.instance, claimed.number, self._born, self._fence)
+        self.time_limit_s: float | None = None
+        self._runner: RunnerHandle | None = None
+        self._run_dir: Path | None = None
+        self._tail: LogTail | None = None
+        self._killed_for: str | None = None
+        self._drain_until: float | None = None
+        self._record: dict[str, Any] | None = None
+
+    # --- starting --------------------------------------------------------------------------------------
+
+    def start(self, runner: RunnerHandle, heart: Heart, record: dict[str, Any]) -> Verdict | None:
+        """Hand the job to the runner.
+
+        Args:
+            runner: one that stands by; it is taken over.
+            heart: beats for the run from now on.
+            record: facts for the lock file, completed here.
+
+        Returns:
+            The verdict when the job cannot even be tried, else None.
+        """
+        self._runner = runner
+        ttl_s = self._settings.ttl_ms / 1000
+        claimed = self.claimed
+        heart.begin(Beating(claimed.number, claimed.fence, claimed.instance, self._feed), self._sent_at)
+        spec = self._spec()
+        if isinstance(spec, Verdict):
+            return spec
+        try:
+            environ = self._environment(spec)
+            if isinstance(environ, Verdict):
+                return environ
+            self._run_dir = make_run_dir(self._jobs_dir, claimed.instance, claimed.number, self._born, self._fence)
+            self._tail = LogTail(self._broker, claimed.number, claimed.fence, output_path(self._run_dir))
+            self._lock.write(
+                {
+                    **record,
+                    "instance": claimed.instance,
+                    "job": claimed.number,
+                    "born": self._born,
+                    "fence": self._fence,
+                    "run_dir": str(self._run_dir),
+                    "mark": self.mark,
+                    "time_limit_s": self.time_limit_s,
+                    "runner": runner.identity.to_dict() if runner.identity else None,
+                }
+            )
+            runner.start(self._order(spec, environ, self._sent_at + ttl_s), self._lock.fds)
+        except OSError as error:
+            return Verdict("fail", "launch_error", f"the run cannot be prepared: {error}")
+        return None
+
+    def _spec(self) -> dict[str, Any] | Verdict:
+        try:
+            spec = codec.unpack(self.claimed.spec)
+            argv = spec["argv"]
+            version = spec["v"]
+        except (ValueError, KeyError, TypeError):
+            return Verdict("fail", "bad_payload", "what it should run cannot be read")
+        if version != 1 or not isinstance(argv, list):
+            return Verdict("fail", "bad_payload", f"it was written by a newer foxqueue (spec version {version!r})")
+        limit = spec.get("time_limit_s")
+        self.time_limit_s = float(limit) if limit else None
+        assert isinstance(spec, dict)
+        return spec
+
+    def _environment(self, spec: dict[str, Any]) -> dict[str, str] | Verdict:
+        captured: Any = {}
+        if self.claimed.env_digest:
+            try:
+                packed = self._broker.environment(self.claimed.env_digest)
+            except ServerUnavailable as error:
+                _log.warning("job %d: %s", self.claimed.number, error)
+                return Verdict("release", detail="Redis was away before it started")
+            if packed is None:
+                return Verdict("fail", "bad_payload", "its environment is no longer kept: submit it again")
+            captured = codec.unpack(packed)
+        return job_environment(
+            captured,
+            spec.get("env") or {},
+            self.claimed,
+            self._device,
+            visible=spec.get("visible") or "index",
+            mark=self.mark,
+            files=files_dir(self._jobs_dir / self.mark),
+        )
+
+    def _order(self, spec: dict[str, Any], environ: dict[str, str], feed_until: float) -> dict[str, Any]:
+        return {
+            "job": self.claimed.number,
+            "born": self._born,
+            "fence": self._fence,
+            "argv": spec["argv"],
+            "env": environ,
+            "cwd": spec.get("cwd") or "/",
+            "umask": spec.get("umask", 0o022),
+            "run_dir": str(self._run_dir),
+            "time_limit_s": self.time_limit_s,
+            "grace_s": GRACE_S,
+            "beat_grace_s": self._beat_grace_s,
+            "clock": "monotonic",
+            "feed_until": feed_until,
+        }
+
+    @property
+    def _beat_grace_s(self) -> float:
+        """On the ways where somebody else may soon have the job, all must be dead before its lease has run out."""
+        return min(GRACE_S, (self._settings.margin_ms - self._settings.beat_ms) / 1000)
+
+    def _feed(self, until: float) -> None:
+        """Called by the heartbeat. A runner that cannot be fed is dead or stopped, which the main loop sees."""
+        if self._runner is not None:
+            with suppress(OSError):
+                self._runner.feed(until)
+
+    # --- watching --------------------------------------------------------------------------------------
+
+    def watch(self, inbox: Inbox, heart: Heart, each_look: Callable[[], None]) -> None:
+        """Until the run is over: relay output, obey cancels, lost leases and stop signals.
+
+        Args:
+            inbox: where events and signals arrive.
+            heart: told that the main thread moves.
+            each_look: called about every LOOK_S, for what else the worker has to do.
+        """
+        assert self._runner is not None
+        runner = self._runner
+        stops = 0
+        while self._record is None:
+            events = inbox.wait(LOOK_S, runner)
+            heart.moved = time.monotonic()
+            self._hear(runner)
+            for event in events:
+                self._obey(event, heart)
+            if inbox.stops > stops:
+                stops = inbox.stops
+                self._drain(stops)
+            if self._drain_until is not None and time.monotonic() >= self._drain_until:
+                self._kill("shutdown", GRACE_S)
+            if self._tail is not None:
+                self._tail.pump()
+            each_look()
+            if self._record is None and self._lost_runner(runner):
+                heart.runner_gone = True
+                break
+        self._finish(runner)
+
+    def _hear(self, runner: RunnerHandle) -> None:
+        for message in runner.hear():
+            if message.get("op") == "exited":
+                self._record = message["record"]
+
+    def _obey(self, event: Event, heart: Heart) -> None:
+        if event.fence not in ("", self.claimed.fence):
+            return  # about an earlier run
+        if event.kind == "cancel":
+            _log.info("job %d: cancelled by %s", self.claimed.number, event.text)
+            self._kill("cancel", GRACE_S)
+        elif event.kind == "asked":
+            heart.hurry()  # the token may be a late one: the beat's answer says whether it is meant
+        elif event.kind == "lost":
+            why = "lease_lost" if event.text == "taken" else "stale"
+            _log.warning("job %d: the lease was refused (%s): ending the run", self.claimed.number, event.text)
+            self._kill(why, self._beat_grace_s)
+        elif event.kind == "away":
+            _log.warning("Redis is away, job %d goes on: %s", self.claimed.number, event.text)
+        elif event.kind == "again":
+            _log.info("Redis answers again")
+
+    def _drain(self, stops: int) -> None:
+        now = time.monotonic()
+        self._drain_until = now if stops > 1 else now + DRAIN_S
+        _log.info("stopping: job %d has %d s to end", self.claimed.number, self._drain_until - now)
+
+    def _kill(self, why: str, grace_s: float) -> None:
+        if self._killed_for is None and self._runner is not None:
+            self._killed_for = why
+            with suppress(OSError):
+                self._runner.kill(why, grace_s)
+
+    def _lost_runner(self, runner: RunnerHandle) -> bool:
+        """Whether the runner is dead, or has been silent for two beats and is killed for it."""
+        if runner.gone:
+            self._hear(runner)
+            return self._record is None
+        silent_s = time.monotonic() - max(runner.heard_at, self._sent_at)
+        if silent_s > 2 * self._settings.beat_ms / 1000 + 2.0:
+            _log.error("job %d: its runner is silent, killing the run", self.claimed.number)
+            runner.process.kill()
+            runner.process.wait()
+            return True
+        return False
+
+    # --- ending ----------------------------------------------------------------------------------------
+
+    def _finish(self, runner: RunnerHandle) -> None:
+        """The runner has ended: make sure that nothing of the run is left."""
+        if self._record is None and self._run_dir is not None:
+            self._record = read_exit_record(self._run_dir, self._fence)
+        if self._record is None:
+            _log.error("job %d: its runner died", self.claimed.number)
+            if not kill_marked(MARK, self.mark, 0.0, SWEEP_UP_S):
+                _log.error("job %d: processes of its run cannot be killed", self.claimed.number)
+        if self._tail is not None and not self._tail.pump():
+            _log.warning("job %d: the last output could not be sent", self.claimed.number)
+
+    def verdict(self) -> Verdict:
+        """How the run ended."""
+        return judge(self._record, self.time_limit_s)
+
+    def outcome(self) -> bytes:
+        """What came out, packed."""
+        return codec.pack(self._record or {})
+
+    def close(self) -> RunnerHandle | None:
+        """Let go of the runner; its process is waited for by the caller, later."""
+        if self._runner is not None:
+            self._runner.channel.close()
+        return self._runner

@@ -1,0 +1,321 @@
+"""`foxqueue up`, `down` and `server`: everything of one home on one machine, started and ended together."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from foxqueue.broker import Broker
+from foxqueue.config import Config
+from foxqueue.errors import FoxqueueError, InvalidInput, NoServer, ServerUnavailable
+from foxqueue.gpu import Device, discover
+from foxqueue.listening import neighbour
+from foxqueue.places import home_id
+from foxqueue.processes import ProcessId
+from foxqueue.server import stop_server
+from foxqueue.units import format_memory
+from workers.detach import Report, detached
+from workers.keeper import Keeper, Seat, process_of, say, server_seat, up_seat
+from workers.signals import StopSignals
+from workers.slots import DRAIN_S, WORKER_COMMAND, Slots, left_workers
+
+UP_ENDS_S = 75.0  # how long `foxqueue server` waits for a live `up`
+DOWN_WAITS_S = 100.0  # an `up` drains for 80 s at most, then stops its server
+PROGRESS_S = 10.0
+_LOOK_S = 0.1
+
+
+def up(
+    config: Config,
+    *,
+    simulate: str | None = None,
+    cpu: int = 0,
+    lease_ttl_ms: int | None = None,
+    detach: bool = False,
+    worker_command: Sequence[str] = WORKER_COMMAND,
+) -> int:
+    """Run a worker per device, and our own server unless one is configured, until a signal ends it.
+
+    SIGTERM, SIGINT or SIGHUP drains: workers stop claiming and wait up to 60 s for their jobs. A second one ends
+    the jobs at once, a third kills the workers.
+
+    Args:
+        config: home, server and namespace.
+        simulate: simulated GPUs in place of real ones, like ``2x24G``.
+        cpu: number of CPU slots.
+        lease_ttl_ms: the lease's length, for an empty namespace.
+        detach: return as soon as all workers have registered, and go on in the background.
+        worker_command: what is run as a worker; ``--gpu UUID`` and the device options are appended.
+
+    Returns:
+        Exit code: 0 after a signal (detached: once all is up), 1 when nothing is left to run.
+
+    Raises:
+        AlreadyRunning: another `up` serves this home.
+        NoDevice, InvalidInput: about the devices asked for.
+        ServerError, SettingsDiffer: about the server and its namespace.
+    """
+    seat = up_seat(config)
+    run = _Up(config, simulate, cpu, lease_ttl_ms, worker_command, seat)
+    if not detach:
+        return run.run(lambda _fact: None)
+    seat.take()  # a refusal is told before anything is forked
+    seat.leave()
+    return detached(config.machine_dir / "up.log", run.run)
+
+
+def down(config: Config) -> int:
+    """End what runs for this home on this machine: `up`, workers that an `up` left, our own server.
+
+    Returns:
+        Exit code: 0 when nothing runs any more, 1 when something does not end.
+    """
+    seats = [seat for seat in (up_seat(config), server_seat(config)) if seat.taken()]
+    leftovers = _recorded_workers(up_seat(config)) if not seats else []
+    ended = _end_seat(seats[0], DOWN_WAITS_S) if seats else True
+    for seat in seats[1:]:
+        ended = ended and _end_seat(seat, DOWN_WAITS_S)
+    leftovers += left_workers(config)
+    _end_workers(leftovers)
+    stopped = ended and stop_server(config)
+    if not (seats or leftovers or stopped):
+        say("nothing was running")
+    elif ended:
+        say("all ended; jobs and data are kept")
+    return 0 if ended else 1
+
+
+def serve(config: Config) -> int:
+    """Run our own server in the foreground, and again whenever it dies, until a signal ends it.
+
+    A server that runs already is watched. At the end it is stopped once a live `up` of this home has drained.
+
+    Returns:
+        Exit code 0.
+
+    Raises:
+        InvalidInput: a server is configured, so ours is not wanted.
+        AlreadyRunning: another `foxqueue server` serves this home.
+        ServerError: it cannot be started.
+    """
+    if config.url:
+        raise InvalidInput(
+            f"a server is configured ({config.shown_url}, {config.sources.get('url', '--url')}): nothing is started"
+        )
+    seat = server_seat(config)
+    seat.take()
+    try:
+        with StopSignals() as signals:
+            keeper = _keeper(config, signals)
+            if keeper is None:
+                return 0
+            try:
+                say(f"our own server answers on {keeper.server.url}")
+                while not signals.stopping():
+                    signals.wait(1.0)
+                _await_up(config, signals)
+            finally:
+                keeper.close()
+                stop_server(config)
+    finally:
+        seat.leave()
+    return 0
+
+
+class _Up:
+    """One `up`, from taking the seat to leaving it."""
+
+    def __init__(
+        self,
+        config: Config,
+        simulate: str | None,
+        cpu: int,
+        lease_ttl_ms: int | None,
+        command: Sequence[str],
+        seat: Seat,
+    ) -> None:
+        self._config = config
+        self._simulate = simulate
+        self._cpu = cpu
+        self._lease_ttl_ms = lease_ttl_ms
+        self._command = command
+        self._seat = seat
+        self._noted: dict[str, Any] = {}
+
+    def run(self, report: Report) -> int:
+        """Until a signal ends it; see :func:`up`."""
+        self._seat.take()
+        try:
+            with StopSignals() as signals:
+                return self._with_server(signals, report)
+        finally:
+            self._seat.leave()
+
+    def _with_server(self, signals: StopSignals, report: Report) -> int:
+        config = self._config
+        identity, host = home_id(config), socket.gethostname()
+        devices = discover(self._simulate, self._cpu, identity, host, os.environ)
+        if config.url:
+            return self._with_workers(devices, config.url, config.password, signals, report)
+        keeper = _keeper(config, signals)
+        if keeper is None:
+            return 0
+        try:
+            return self._with_workers(devices, keeper.server.url, None, signals, report)
+        finally:
+            keeper.close()
+            if not server_seat(config).taken():
+                stop_server(config)
+
+    def _with_workers(
+        self, devices: Sequence[Device], url: str, password: str | None, signals: StopSignals, report: Report
+    ) -> int:
+        broker = Broker.connect(url, self._config.namespace, password, timeout_s=2.0)
+        try:
+            broker.configure(self._lease_ttl_ms)
+            since_ms = broker.server_time_ms()
+            for device in devices:
+                say(f"{device.ref}  {device.name}  {_memory(device)}{device.uuid}")
+            slots = Slots(self._config, url, devices, self._flags(), self._command)
+            try:
+                return self._watch(slots, lambda: _registered(broker, slots, since_ms), signals, report)
+            finally:
+                if any(slot.alive() for slot in slots.slots):
+                    say("ending: running jobs have 60 s to finish (a second signal ends them now)")
+                slots.end(signals)
+        finally:
+            broker.close()
+
+    def _watch(self, slots: Slots, registered: Callable[[], bool], signals: StopSignals, report: Report) -> int:
+        ready = False
+        slots.tend()
+        report({"started": len(slots.slots)})
+        while not signals.stopping():
+            slots.tend()
+            if not slots.wanted():
+                say("every worker refused: nothing is left to run")
+                return 1
+            if not ready and registered():
+                ready = True
+                text = f"{len(slots.wanted())} of {len(slots.slots)} workers ready"
+                say(text)
+                report({"ready": text})
+            self._note(slots, ready)
+            signals.wait(_LOOK_S)
+        return 0
+
+    def _note(self, slots: Slots, ready: bool) -> None:
+        """Keep up.json true: `down` reads who the workers are when this process was killed."""
+        record: dict[str, Any] = {
+            "namespace": self._config.namespace,
+            "ready": ready,
+            "devices": [slot.device.uuid for slot in slots.slots],
+            "workers": [slot.process.to_dict() for slot in slots.slots if slot.process],
+        }
+        if record == self._noted:
+            return
+        self._noted = record
+        try:
+            self._seat.write(record)
+        except FoxqueueError as error:
+            say(f"{error}; going on without it")
+
+    def _flags(self) -> list[str]:
+        flags = [] if self._simulate is None else ["--simulate", self._simulate]
+        return flags + (["--cpu", str(self._cpu)] if self._cpu else [])
+
+
+def _memory(device: Device) -> str:
+    return "" if device.memory_total_mib is None else f"{format_memory(device.memory_total_mib)}  "
+
+
+def _keeper(config: Config, signals: StopSignals) -> Keeper | None:
+    """Our own server, started or found; None when a signal came meanwhile."""
+    try:
+        return Keeper(config, signals.stopping)
+    except NoServer as error:
+        hint = neighbour()
+        raise (NoServer(f"{error}. {hint}") if hint else error) from error
+    except ServerUnavailable:
+        if signals.stopping():
+            return None
+        raise
+
+
+def _registered(broker: Broker, slots: Slots, since_ms: int) -> bool:
+    """Whether each device's worker has registered since we started."""
+    devices = [slot.device.uuid for slot in slots.wanted()]
+    client: Any = broker.redis  # its types allow for text replies, which ours never gives
+    try:
+        with broker.connection.errors("gpus"):
+            rows = client.hmget(broker.keys.gpus, devices)
+            workers = [row.split(b" ", 1)[0] for row in rows if row]
+            if len(workers) < len(devices):
+                return False
+            scores = client.zmscore(broker.keys.workers, workers)
+    except ServerUnavailable:
+        return False
+    return all(score is not None and float(score) >= since_ms for score in scores)
+
+
+def _await_up(config: Config, signals: StopSignals) -> None:
+    seat = up_seat(config)
+    if not seat.taken():
+        return
+    say(f"foxqueue up still runs: waiting up to {UP_ENDS_S:g} s until it has ended (again: stop now)")
+    deadline = time.monotonic() + UP_ENDS_S
+    while seat.taken() and time.monotonic() < deadline and signals.count < 2:
+        signals.wait(_LOOK_S)
+
+
+def _end_seat(seat: Seat, seconds: float) -> bool:
+    """SIGTERM to the holder, and wait until it is gone; false when it is not."""
+    _wait(lambda: seat.holder() is not None or not seat.taken(), 2.0, "")
+    process = seat.holder()
+    if process is None or not _end(process):
+        if not seat.taken():
+            return True
+        say(f"{seat.title} runs where it cannot be signalled from here (another container?): end it there")
+        return False
+    if _wait(lambda: not seat.taken(), seconds, f"waiting for {seat.title} (pid {process.pid}) to end"):
+        return True
+    say(f"{seat.title} (pid {process.pid}) did not end within {seconds:g} s")
+    return False
+
+
+def _recorded_workers(seat: Seat) -> list[ProcessId]:
+    """Workers that a killed `up` had noted and that still live."""
+    records = seat.read().get("workers")
+    found = [process_of({"process": record}) for record in records] if isinstance(records, list) else []
+    return [process for process in found if process and process.alive()]
+
+
+def _end_workers(workers: Sequence[ProcessId]) -> None:
+    left = [process for process in workers if _end(process)]
+    text = f"waiting for {len(left)} workers that an earlier foxqueue up left"
+    if left and not _wait(lambda: not any(process.alive() for process in left), DRAIN_S, text):
+        for process in left:
+            process.send(signal.SIGKILL)
+
+
+def _end(process: ProcessId) -> bool:
+    sent = process.send(signal.SIGTERM)
+    process.send(signal.SIGCONT)  # a stopped one takes the SIGTERM only when it goes on
+    return sent
+
+
+def _wait(condition: Callable[[], bool], seconds: float, text: str) -> bool:
+    begin = told = time.monotonic()
+    while not condition():
+        now = time.monotonic()
+        if now - begin > seconds:
+            return False
+        if text and now - told > (1.0 if told == begin else PROGRESS_S):
+            told = now
+            say(f"{text} ({now - begin:.0f} s)")
+        time.sleep(_LOOK_S / 2)
+    return True

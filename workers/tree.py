@@ -1,0 +1,121 @@
+"""Signals to a whole tree of processes, of which this process is the subreaper.
+
+A group misses what calls setsid, a list of descendants misses what forks while it is made. What ends all is to
+stop everything, kill everything, reap, and ask the kernel again until it says that there is no child left.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Collection
+
+from foxqueue.processes import ProcessId, descendants, parent_of
+
+_ROUNDS = 50
+
+
+def terminate(leader: int | None) -> None:
+    """Ask every descendant to end: TERM, then CONT, without which a stopped one would not notice.
+
+    Args:
+        leader: leader of a process group that this process has not reaped yet, so that the number still means
+            this group; it gets the signal in one step, which no fork can slip through. None: no such group.
+    """
+    found = descendants(os.getpid())
+    rest = [pid for pid in found if leader is None or _group(pid) != leader]
+    for signum in (signal.SIGTERM, signal.SIGCONT):
+        if leader is not None:
+            try:
+                os.killpg(leader, signum)
+            except (ProcessLookupError, PermissionError):
+                rest = found
+        for pid in rest:
+            signal_member(pid, found, signum)
+
+
+def strike(keep: Collection[int] = ()) -> int:
+    """One round of stopping and killing every descendant.
+
+    Args:
+        keep: children to be left alone, with all that descends from them.
+
+    Returns:
+        How many were found, the dead that nobody has reaped yet included.
+    """
+    seen: set[int] = set()
+    for _ in range(_ROUNDS):
+        spared = {pid for kept in keep for pid in (kept, *descendants(kept))}
+        fresh = set(descendants(os.getpid())) - seen - spared
+        if not fresh:
+            break
+        seen |= fresh
+        for pid in fresh:
+            signal_member(pid, seen, signal.SIGSTOP)
+    for pid in seen:
+        signal_member(pid, seen, signal.SIGKILL)
+    return len(seen)
+
+
+def kill_orphans(keep: Collection[int], deadline_s: float) -> bool:
+    """Kill and reap every descendant of this process outside ``keep``: what a dead runner left to its worker.
+
+    Args:
+        keep: children to be left alone, with all that descends from them; every child that somebody else in
+            this process waits for must be among them.
+        deadline_s: seconds after which to give up.
+
+    Returns:
+        Whether none is left.
+    """
+    deadline = time.monotonic() + deadline_s
+    while True:
+        found = strike(keep)
+        for pid in set(descendants(os.getpid())) - set(keep):
+            if parent_of(pid) == os.getpid():
+                try:
+                    os.waitpid(pid, os.WNOHANG)
+                except ChildProcessError:
+                    continue
+        if not found:
+            return True
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.003)
+
+
+def signal_member(pid: int, members: Collection[int], signum: int) -> bool:
+    """Signal a process if it still belongs to the tree: its parent is a member, or this process.
+
+    The number of a grandchild may have been given to a stranger since it was listed. With the process held by a
+    descriptor its parent is looked at, and a stranger's parent is none of ours.
+    """
+    try:
+        descriptor = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return False
+    except OSError:  # no pidfd here: the identity narrows the gap
+        process = ProcessId.of(pid)
+        return process is not None and _belongs(pid, members) and process.send(signum)
+    try:
+        if not _belongs(pid, members):
+            return False
+        signal.pidfd_send_signal(descriptor, signum)
+    except (ProcessLookupError, PermissionError):
+        return False
+    finally:
+        os.close(descriptor)
+    return True
+
+
+def _belongs(pid: int, members: Collection[int]) -> bool:
+    parent = parent_of(pid)
+    return parent == os.getpid() or parent in members
+
+
+def _group(pid: int) -> int:
+    try:
+        return os.getpgid(pid)
+    except ProcessLookupError:
+        return -1

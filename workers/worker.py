@@ -1,0 +1,408 @@
+"""The worker of one device: claims jobs, has them run, and tells how they ended."""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import secrets
+import socket
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from foxqueue import codec
+from foxqueue.broker import Broker, Claimed, NamespaceSettings, Reply
+from foxqueue.config import Config
+from foxqueue.errors import DeviceHeld, ServerError
+from foxqueue.gpu import Device, Probe, discover, find
+from foxqueue.locks import DeviceLock, lock_places
+from foxqueue.places import home_id
+from foxqueue.processes import ProcessId, become_subreaper, children
+from foxqueue.requirement import fits, parse_shape
+from foxqueue.retry import backoff
+from foxqueue.scripts import Call
+from workers.heartbeat import Heart
+from workers.inbox import Event, Inbox
+from workers.listener import Listener
+from workers.presence import Presence
+from workers.recovery import LeftRun, clean_up, names_a_run, take_over
+from workers.run import Run
+from workers.runs import RunnerHandle, spawn_runner
+from workers.verdict import Verdict
+
+POLL_S = 5.0  # an idle worker asks at least this often, whatever wake-ups say
+AWAY_S = 1.0  # between tries while Redis is away
+
+_log = logging.getLogger(__name__)
+
+
+class Worker:
+    """Serves one device until it is told to stop.
+
+    Args:
+        config: home, server and namespace.
+        device: what it is pinned to.
+        broker: connected.
+        broker_for_beats: another connection, with a short time-out.
+        settings: of the namespace.
+    """
+
+    def __init__(
+        self, config: Config, device: Device, broker: Broker, broker_for_beats: Broker, settings: NamespaceSettings
+    ) -> None:
+        self._config = config
+        self._device = device
+        self._broker = broker
+        self._settings = settings
+        self.host = socket.gethostname()
+        self.name = f"{self.host[:24]}-{os.getpid()}-{secrets.token_hex(4)}"
+        places = lock_places(device.kind, config.machine_dir, os.environ)
+        self._worker_lock = DeviceLock(device.uuid, "worker", places)
+        self._gpu_lock = DeviceLock(device.uuid, "gpu", places)
+        self._inbox = Inbox()
+        self._heart = Heart(broker_for_beats, settings, self._inbox.put)
+        self._listener = Listener(broker, self.name, self._inbox.put)
+        self._probe = Probe(device)
+        self._poll_s = min(POLL_S, settings.beat_ms / 1000)
+        self._standby: RunnerHandle | None = None
+        self._done: list[RunnerHandle] = []
+        self._question = 0
+        self._unanswered: Call | None = None
+        self._version = "?"
+        self._shapes: list[str] = []
+        self._woken: list[str] = []
+        self._presence = Presence(broker, device, self.name, self.host)
+        self._is_away = False
+        self._said = ""
+
+    # --- life ------------------------------------------------------------------------------------------
+
+    def serve(self) -> None:
+        """Work until SIGTERM.
+
+        Raises:
+            DeviceHeld: another worker serves the device.
+        """
+        self._take_device()
+        become_subreaper()
+        self._inbox.catch_signals()
+        self._heart.start()
+        self._listener.start()
+        self._standby = spawn_runner()
+        self._recover()
+        _log.info("worker %s serves %s (%s, %s)", self.name, self._device.ref, self._device.name, self._device.uuid)
+        self._presence.state = "idle"
+        while not self._inbox.stops:
+            self._turn()
+        self._leave()
+
+    def _take_device(self) -> None:
+        deadline = time.monotonic() + 2.0  # a predecessor that was just killed may still hold it for a moment
+        while not self._worker_lock.acquire():
+            if time.monotonic() > deadline:
+                raise DeviceHeld(self._refusal(self._worker_lock.read() or {}))
+            time.sleep(0.02)
+        me = ProcessId.of()
+        self._worker_lock.write(
+            {
+                "process": me.to_dict() if me else None,
+                **self._whose(),
+                "server": self._config.shown_url,
+                "worker": self.name,
+                "host": self.host,
+                "user": os.environ.get("USER") or str(os.getuid()),
+            }
+        )
+
+    def _whose(self) -> dict[str, Any]:
+        return {"home": str(self._config.home), "namespace": self._config.namespace}
+
+    def _is_ours(self, record: Mapping[str, Any]) -> bool:
+        return {key: record.get(key) for key in ("home", "namespace")} == self._whose()
+
+    def _refusal(self, record: Mapping[str, Any]) -> str:
+        process = record.get("process") or {}
+        return (
+            f"device {self._device.ref} ({self._device.uuid}) is served by worker {record.get('worker', 'unknown')} "
+            f"(pid {process.get('pid', 'unknown')} of user {record.get('user', 'unknown')}, namespace "
+            f"{record.get('namespace', 'unknown')}, home {record.get('home', 'unknown')}): stop that one first"
+        )
+
+    def _recover(self) -> None:
+        """End what a predecessor left, and tell its outcome."""
+        if not take_over(self._gpu_lock, self._is_ours, self._wait_a_little):
+            return  # somebody else's: the turns will show it as held
+        left = clean_up(self._gpu_lock, self._is_ours)
+        if left is not None:
+            self._tell_left(left)
+            self._gpu_lock.write(self._whose())
+        self._gpu_lock.release()
+
+    def _wait_a_little(self) -> bool:
+        self._inbox.wait(0.05)
+        return not self._inbox.stops
+
+    def _tell_left(self, left: LeftRun) -> None:
+        if left.instance != self._broker_instance():
+            return
+        call = self._ending(left.number, left.fence, left.verdict, codec.pack(left.record or {}), 0)
+        if call is not None:
+            word = self._insist(call)
+            _log.warning("job %d, left by a dead worker: %s -> %s", left.number, left.verdict.verb, word)
+
+    def _broker_instance(self) -> str:
+        while True:
+            try:
+                return self._broker.settings().instance
+            except ServerError as error:
+                self._away(error)
+
+    def _leave(self) -> None:
+        """Leave no trace of an idle worker: what it was woken for, another takes."""
+        self._presence.state = "lost"
+        self._presence.overlay("unavailable", "its worker was stopped")
+        try:
+            if self._unanswered is not None:
+                self._give_back(self._broker.send(self._unanswered)[0])
+            self._broker.send(self._claim_call([], waits=False), self._presence.register_call())
+        except ServerError as error:
+            _log.warning("leaving without a word: %s", error)
+        if self._standby is not None:
+            self._standby.close()
+        self._reap()
+        self._probe.close()
+        _log.info("worker %s stopped", self.name)
+
+    def _give_back(self, reply: Reply) -> None:
+        if reply.word == "ok":
+            claimed = Claimed.of(reply)
+            self._broker.send(self._broker.release_call(claimed.number, claimed.fence, "its worker was stopped"))
+
+    # --- one turn --------------------------------------------------------------------------------------
+
+    def _turn(self) -> None:
+        """Look, claim, run; or wait."""
+        self._reap()
+        self._heart.moved = time.monotonic()
+        if self._unanswered is None:
+            if not self._usable():
+                self._presence.register()
+                self._look_around()
+                self._wait(self._poll_s)
+                return
+            self._unanswered = self._claim_call(self._fitting())
+        sent_at = time.monotonic()
+        try:
+            reply, _ = self._broker.send(self._unanswered, self._broker.sweep_call())
+        except ServerError as error:
+            self._away(error)  # the same question is asked again: an answer that was lost may have been a job
+            return
+        self._unanswered = None
+        self._back()
+        self._answer(reply, sent_at)
+
+    def _usable(self) -> bool:
+        """Look at the device, and take its file lock: no claim without it."""
+        presence = self._presence
+        seen = presence.look(self._probe.look(ours=()))
+        if seen.state != "free":
+            self._say(f"{self._device.ref} is {seen.state}: {seen.detail}")
+            return False
+        if not self._gpu_lock.acquire():
+            holder = self._gpu_lock.read() or {}
+            detail = f"job {holder.get('job')} of home {holder.get('home')} uses it"
+            presence.overlay("held", detail)
+            self._say(f"{self._device.ref} is held: {detail}")
+            return False
+        try:
+            if names_a_run(self._gpu_lock):
+                clean_up(self._gpu_lock, self._is_ours)
+                self._gpu_lock.write(self._whose())
+        except DeviceHeld as error:
+            presence.overlay("held", str(error))
+            self._say(str(error))
+            self._gpu_lock.release()
+            return False
+        self._say("")
+        return True
+
+    def _fitting(self) -> list[str]:
+        return [shape for shape in self._shapes if self._fits(shape)]
+
+    def _fits(self, shape: str) -> bool:
+        need = parse_shape(shape)
+        if need is None:
+            return False
+        kind, seen = self._device.kind, self._presence.seen
+        return fits(need, kind, seen.memory_total_mib) and fits(need, kind, seen.memory_free_mib)
+
+    def _claim_call(self, fitting: Sequence[str], *, waits: bool = True) -> Call:
+        self._question += 1
+        woken, self._woken = self._woken, []
+        return self._broker.claim_call(
+            self.name, self._question, self._device.uuid, self.host, self._version, woken, fitting, waits=waits
+        )
+
+    def _answer(self, reply: Reply, sent_at: float) -> None:
+        if reply.word == "ok":
+            claimed = Claimed.of(reply)
+            if self._inbox.stops:
+                self._end(claimed, Verdict("release", detail="its worker was stopped"), codec.pack({}))
+            else:
+                self._run(claimed, sent_at)
+            return
+        self._gpu_lock.release()
+        if reply.word == "shapes":
+            self._version = reply.rest[0].decode()
+            self._shapes = [shape.decode() for shape in reply.rest[1:]]
+            return
+        if reply.word == "stale":
+            return  # that question was answered before; the next one is new
+        self._presence.register()
+        self._wait(self._poll_s * random.uniform(0.8, 1.0))
+
+    def _wait(self, seconds: float) -> None:
+        self._note(self._inbox.wait(seconds))
+
+    def _note(self, events: Sequence[Event]) -> None:
+        self._woken += [event.text for event in events if event.kind == "token"]
+
+    # --- a job -----------------------------------------------------------------------------------------
+
+    def _run(self, claimed: Claimed, sent_at: float) -> None:
+        self._presence.busy(claimed.number)
+        self._note(self._inbox.wait(0.0))
+        run = Run(self._broker, self._settings, claimed, self._device, self._gpu_lock, sent_at, self._config.jobs_dir)
+        me = ProcessId.of()
+        verdict = run.start(
+            self._take_standby(), self._heart, {**self._whose(), "worker": me.to_dict() if me else None}
+        )
+        if verdict is None:
+            _log.info("job %d runs on %s (attempt %d)", claimed.number, self._device.ref, claimed.attempt)
+            run.watch(self._inbox, self._heart, self._while_running)
+            verdict = run.verdict()
+        used = run.close()
+        if used is not None:
+            self._done.append(used)
+        self._end(claimed, verdict, run.outcome())
+
+    def _while_running(self) -> None:
+        if self._standby is None:
+            self._standby = spawn_runner()
+        if self._presence.silent_s() >= self._settings.beat_ms / 1000:
+            self._presence.state = "draining" if self._inbox.stops else "busy"
+            self._presence.register()
+
+    def _take_standby(self) -> RunnerHandle:
+        runner, self._standby = self._standby, None
+        if runner is None or runner.gone:
+            runner = spawn_runner()
+        return runner
+
+    def _end(self, claimed: Claimed, verdict: Verdict, outcome: bytes) -> None:
+        """Tell how the run ended until there is a word, then let the device go."""
+        call = self._ending(claimed.number, claimed.fence, verdict, outcome, claimed.attempt, claimed.retry_delay_ms)
+        word = self._insist(call) if call is not None else "nothing written"
+        self._heart.end()
+        level = logging.INFO if verdict.verb == "complete" else logging.WARNING
+        _log.log(level, "job %d: %s %s %s -> %s", claimed.number, verdict.verb, verdict.reason, verdict.detail, word)
+        self._presence.idle()
+        if word is not None:
+            self._gpu_lock.write(self._whose())
+        self._gpu_lock.release()
+
+    def _ending(
+        self, number: int, fence: str, verdict: Verdict, outcome: bytes, attempt: int, retry_delay_ms: int = 0
+    ) -> Call | None:
+        broker = self._broker
+        match verdict.verb:
+            case "complete":
+                return broker.complete_call(number, fence, outcome)
+            case "release":
+                return broker.release_call(number, fence, verdict.detail)
+            case "lose":
+                return broker.lose_call(number, fence)
+            case "fail":
+                delay = round(backoff(attempt, retry_delay_ms / 1000) * 1000) if verdict.retried else None
+                detail = verdict.detail[:400]
+                return broker.fail_call(number, fence, verdict.reason, detail, verdict.exit_code, outcome, delay)
+        return None
+
+    def _insist(self, call: Call) -> str | None:
+        """Send until there is a word. None when we are to stop first: the exit record stays for the successor."""
+        gave_up_at = None
+        while True:
+            self._heart.moved = time.monotonic()
+            try:
+                reply = self._broker.send(call)[0]
+                self._back()
+                return reply.word
+            except ServerError as error:
+                if self._inbox.stops and gave_up_at is None:
+                    gave_up_at = time.monotonic() + 10.0
+                if gave_up_at is not None and time.monotonic() > gave_up_at:
+                    _log.error("the outcome stays on disk, Redis is away: %s", error)
+                    return None
+                self._away(error)
+
+    # --- telling and waiting ---------------------------------------------------------------------------
+
+    def _look_around(self) -> None:
+        """An idle poll that claims nothing still looks after what time brings."""
+        try:
+            self._broker.sweep()
+        except ServerError as error:
+            self._away(error)
+
+    def _away(self, error: ServerError) -> None:
+        if not self._is_away:
+            _log.warning("Redis is away: %s", error)
+            self._is_away = True
+        self._note(self._inbox.wait(AWAY_S * random.uniform(0.2, 1.0)))
+
+    def _back(self) -> None:
+        if self._is_away:
+            _log.info("Redis answers again")
+            self._is_away = False
+
+    def _say(self, text: str) -> None:
+        """Log a state of the device once, not at every poll."""
+        if text and text != self._said:
+            _log.warning("%s", text)
+        self._said = text
+
+    def _reap(self) -> None:
+        """Wait for runners that have finished, and for orphans that became our children as their subreaper."""
+        self._done = [runner for runner in self._done if runner.process.poll() is None]
+        ours = {runner.pid for runner in (*self._done, self._standby) if runner is not None}
+        for pid in children(os.getpid()):
+            identity = ProcessId.of(pid)
+            if pid not in ours and identity is not None and not identity.alive():
+                os.waitpid(pid, os.WNOHANG)
+
+
+def main(config: Config, gpu_ref: str, simulate: str | None = None, cpu: int = 0) -> int:
+    """Run the worker of one device until SIGTERM.
+
+    Args:
+        config: home, server and namespace.
+        gpu_ref: index, UUID, ``gpu:0``, ``sim:0`` or ``cpu:0``.
+        simulate: as `up` was given it.
+        cpu: as `up` was given it.
+
+    Returns:
+        0 after a signal; REFUSED when another worker serves the device.
+
+    Raises:
+        NoDevice, InvalidInput: there is no such device.
+        ServerError: the server cannot be used.
+    """
+    devices = discover(simulate, cpu, home_id(config), socket.gethostname(), os.environ)
+    device = find(devices, gpu_ref)
+    broker = Broker.open(config, patience_s=30.0)
+    settings = broker.settings()
+    beat_s = settings.beat_ms / 1000
+    beats = Broker.open(config, patience_s=30.0, timeout_s=min(2.0, beat_s))
+    Worker(config, device, broker, beats, settings).serve()
+    return 0
