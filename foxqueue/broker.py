@@ -7,13 +7,12 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import sha256
-from pathlib import Path
 from typing import Any
 
 from redis import Redis
 
 from foxqueue.codec import pack
-from foxqueue.config import Config, server_socket, url_of_socket
+from foxqueue.config import Config, listening_socket, url_of_socket
 from foxqueue.connection import Connection
 from foxqueue.errors import (
     InvalidInput,
@@ -105,7 +104,7 @@ def server_url(config: Config) -> str:
     """
     if config.url:
         return config.url
-    path: Path = server_socket(config)
+    path = listening_socket(config)
     if not path.exists():
         raise NoServer("no server: run foxqueue up (or set FOXQUEUE_URL)")
     return url_of_socket(path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import socket
 import tempfile
@@ -174,6 +175,15 @@ def server_socket(config: Config) -> Path:
     if runtime.startswith("/") and Path(runtime).is_dir():
         return Path(runtime) / f"foxqueue-{digest}" / "server.sock"
     return Path(tempfile.gettempdir()) / f"foxqueue-{os.getuid()}-{digest}" / "server.sock"
+
+
+def listening_socket(config: Config) -> Path:
+    """Where our own server was started to listen: its record says, for the place may depend on the environment."""
+    try:
+        record = json.loads((config.machine_dir / "server" / "server.json").read_text(encoding="utf-8"))
+        return Path(record["socket"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return server_socket(config)
 
 
 def url_of_socket(path: Path) -> str:
