@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any
 
@@ -19,81 +19,19 @@ from foxqueue.errors import (
     NoServer,
     OutcomeUnknown,
     ServerError,
+    ServerRefused,
     ServerUnavailable,
     SettingsDiffer,
 )
 from foxqueue.keys import Keys
+from foxqueue.messages import Claimed, NamespaceSettings, NewJob, Reply
 from foxqueue.scripts import Call, Scripts
 
 SCHEMA = 1  # of the data in Redis; a higher number there is refused
 RESEND_S = 60.0  # a user's command is sent again for this long; answers are kept for three minutes
 ENV_KEPT_MS = 90 * 86400 * 1000
 
-
-@dataclass(frozen=True)
-class NamespaceSettings:
-    """What belongs to the namespace: lease, beat and margin in ms, ageing in us a priority level."""
-
-    instance: str
-    schema: int
-    ttl_ms: int
-    beat_ms: int
-    margin_ms: int
-    aging_us: int
-    max_losses: int
-
-
-@dataclass(frozen=True)
-class NewJob:
-    """A job to enqueue. ``spec`` is packed; ``env`` is stored once per content."""
-
-    name: str
-    shape: str
-    priority: int
-    retries: int
-    retry_delay_ms: int
-    spec: bytes
-    env: dict[str, str]
-
-
-@dataclass(frozen=True)
-class Reply:
-    """A script's answer: the word, the instance it was given in, and what else belongs to the word."""
-
-    word: str
-    instance: str
-    rest: tuple[bytes, ...] = ()
-
-
-@dataclass(frozen=True)
-class Claimed:
-    """A job that a claim returned: it runs, and this process owns it under ``fence``."""
-
-    instance: str
-    number: int
-    fence: str
-    born: str
-    attempt: int
-    losses: int
-    retry_delay_ms: int
-    env_digest: str
-    spec: bytes
-
-    @classmethod
-    def of(cls, reply: Reply) -> Claimed:
-        """Read the answer ``ok`` of a claim."""
-        number, fence, born, attempt, losses, delay, digest, spec = reply.rest
-        return cls(
-            reply.instance,
-            int(number),
-            fence.decode(),
-            born.decode(),
-            int(attempt),
-            int(losses),
-            int(delay),
-            digest.decode(),
-            spec,
-        )
+__all__ = ["Broker", "Claimed", "NamespaceSettings", "NewJob", "Reply", "server_url"]
 
 
 def server_url(config: Config) -> str:
@@ -101,12 +39,19 @@ def server_url(config: Config) -> str:
 
     Raises:
         NoServer: none is configured and our own is not running.
+        ServerRefused: what listens where ours should is somebody else's.
     """
     if config.url:
         return config.url
     path = listening_socket(config)
-    if not path.exists():
-        raise NoServer("no server: run foxqueue up (or set FOXQUEUE_URL)")
+    try:
+        owner = path.stat().st_uid
+    except OSError as error:
+        raise NoServer("no server: run foxqueue up (or set FOXQUEUE_URL)") from error
+    if owner != os.geteuid():
+        raise ServerRefused(
+            f"the server's socket {path} belongs to user {owner}, not to you: set another FOXQUEUE_HOME"
+        )
     return url_of_socket(path)
 
 
@@ -159,8 +104,9 @@ class Broker:
             NoServer: none is configured and ours does not run. Others as :meth:`connect`.
         """
         url = server_url(config)
+        password = config.password if config.url else None  # our own server has none
         try:
-            return cls.connect(url, config.namespace, config.password, patience_s=patience_s, timeout_s=timeout_s)
+            return cls.connect(url, config.namespace, password, patience_s=patience_s, timeout_s=timeout_s)
         except ServerUnavailable as error:
             if config.url:
                 raise
@@ -188,7 +134,7 @@ class Broker:
             ServerUnavailable: no answer, or an answer that means that Redis is away for now.
             ServerError: a script failed in a way that must not happen.
         """
-        return [_reply(answer) for answer in self.connection.evalsha(calls)]
+        return [Reply.of(answer) for answer in self.connection.evalsha(calls)]
 
     def resend(self, call: Call, token: str) -> Reply:
         """Send a user's command, again while no answer comes, for at most a minute.
@@ -419,8 +365,3 @@ def _candidate() -> str:
 
 def _text(value: str) -> bytes:
     return value.encode("utf-8", "surrogateescape")
-
-
-def _reply(answer: Any) -> Reply:
-    word, instance, *rest = answer
-    return Reply(word.decode(), instance.decode(), tuple(rest))

@@ -104,7 +104,10 @@ class Client:
             OutcomeUnknown: no answer came; it may or may not be queued.
             ServerUnavailable: the server refuses it for now.
         """
-        submission = prepare(Request(argv, **options), os.environ)
+        return self.enqueue(prepare(Request(argv, **options), os.environ))
+
+    def enqueue(self, submission: Submission) -> Job:
+        """Put a checked request into the queue; see :meth:`submit`."""
         warnings = self._judge(submission.need)
         if submission.left_out:
             names = ", ".join(submission.left_out)

@@ -13,9 +13,10 @@ from redis.retry import Retry
 
 from foxqueue.config import hide_password
 from foxqueue.errors import ServerError, ServerRefused, ServerUnavailable
-from foxqueue.scripts import Call, Script
+from foxqueue.scripts import Call
 
 LOADING_S = 60.0
+_RELOADS = 10  # a server may forget the scripts again before the calls that follow them
 # First words of error replies that mean "not now": nothing was done. The first group passes by itself.
 _PASSING = ("LOADING", "BUSY", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "UNKILLABLE")
 _REFUSING = ("OOM", "MISCONF", "READONLY", "NOREPLICAS", "NOAUTH", "WRONGPASS", "NOPERM")
@@ -130,7 +131,7 @@ class Connection:
     # --- scripts ---------------------------------------------------------------------------------------
 
     def evalsha(self, calls: Sequence[Call]) -> list[Any]:
-        """Send scripts in one round trip; scripts that the server has forgotten are loaded and sent again.
+        """Send scripts in one round trip; scripts that the server has forgotten are sent again, with their text.
 
         Sending again is safe: a script that had run answers what it had answered.
 
@@ -138,12 +139,11 @@ class Connection:
             ServerUnavailable, ServerError: for the first call without an answer.
         """
         replies: list[Any] = self._roundtrip([call.evalsha() for call in calls])
-        forgotten = [i for i, reply in enumerate(replies) if isinstance(reply, redis.exceptions.NoScriptError)]
+        for _ in range(_RELOADS):
+            forgotten = [i for i, reply in enumerate(replies) if isinstance(reply, redis.exceptions.NoScriptError)]
         if forgotten:
-            scripts: dict[str, Script] = {calls[i].script.sha: calls[i].script for i in forgotten}
-            commands: list[tuple[Any, ...]] = [("SCRIPT", "LOAD", script.text) for script in scripts.values()]
-            commands += [calls[i].evalsha() for i in forgotten]
-            again = self._roundtrip(commands)[len(scripts) :]
+            # With their text: it is kept for the next time, and nothing can be flushed in between.
+            again = self._roundtrip([calls[i].eval() for i in forgotten])
             for i, reply in zip(forgotten, again, strict=True):
                 replies[i] = reply
         for call, reply in zip(calls, replies, strict=True):

@@ -58,6 +58,10 @@ class Call:
         """The command to send."""
         return ("EVALSHA", self.script.sha, len(self.script.keys), *self.parts)
 
+    def eval(self) -> tuple[Value, ...]:
+        """The same with the script's text, for a server that has forgotten it."""
+        return ("EVAL", self.script.text, len(self.script.keys), *self.parts)
+
 
 @cache
 def source(name: str) -> str:

@@ -124,7 +124,10 @@ def prepare(request: Request, environ: Mapping[str, str]) -> Submission:
         "user": user(),
         "name": name,
     }
-    packed = pack(spec)
+    try:
+        packed = pack(spec)
+    except UnicodeEncodeError as error:  # half of a surrogate pair: no text, and no bytes of a file name either
+        raise InvalidInput(f"{error.object!r:.60} is not text: it cannot be written as UTF-8") from error
     if len(packed) > MAX_SPEC_BYTES:
         raise InvalidInput(f"the job is too large: {len(packed):,} bytes of command and texts, at most 4 MiB")
     job = NewJob(

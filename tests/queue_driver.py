@@ -22,21 +22,32 @@ class Worker:
     version: str = "?"
     woken: list[str] = field(default_factory=list)
 
-    def claim_call(self) -> Call:
-        """The next question, not yet sent."""
+    def claim_call(self, waits: bool = True) -> Call:
+        """The next question, not yet sent. What the worker was woken for goes along, once."""
         self.question += 1
+        woken, self.woken = self.woken, []
         return self.queue.broker.claim_call(
-            self.name, self.question, self.device, "host", self.version, self.woken, self.shapes
+            self.name,
+            self.question,
+            self.device,
+            "host",
+            self.version,
+            woken,
+            self.shapes if waits else (),
+            waits=waits,
         )
 
-    def ask(self) -> Reply:
-        """Send the next question; learn new shapes on the way."""
-        reply = self.queue.broker.send(self.claim_call())[0]
+    def ask_once(self, waits: bool = True) -> Reply:
+        """Send the next question; learn new shapes if that is the answer."""
+        reply = self.queue.broker.send(self.claim_call(waits))[0]
         if reply.word == "shapes":
             self.version = reply.rest[0].decode()
-            reply = self.queue.broker.send(self.claim_call())[0]
-        self.woken.clear()
         return reply
+
+    def ask(self) -> Reply:
+        """Send the next question, and again when there are new shapes."""
+        reply = self.ask_once()
+        return self.ask_once() if reply.word == "shapes" else reply
 
     def claim(self) -> Claimed:
         """Claim a job that must be there."""
@@ -145,11 +156,15 @@ class Queue:
         redis.zadd(keys.running, {str(number): 1}, xx=True)
         redis.delete(keys.lease(self.job(number)["gpus"]))
 
-    def reap(self, limit: int = 100) -> Reply:
-        """Sweep as somebody who has been looking all along."""
+    def been_looking(self) -> None:
+        """As if somebody had been sweeping all along: the next sweep may reap."""
         redis, keys = self.broker.redis, self.broker.keys
         redis.set(keys.looked, self.broker.server_time_ms())
         redis.delete(keys.grace_until, keys.swept)
+
+    def reap(self, limit: int = 100) -> Reply:
+        """Sweep as somebody who has been looking all along."""
+        self.been_looking()
         return self.broker.send(self.broker.sweep_call(limit))[0]
 
 

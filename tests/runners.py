@@ -12,8 +12,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from foxqueue.processes import kill_marked
 from wait import until
+
+from foxqueue.processes import kill_marked
 from workers.runs import MARK, RunnerHandle, make_run_dir, mark_of, output_path, spawn_runner
 
 PYTHON = [sys.executable, "-S", "-c"]

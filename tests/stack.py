@@ -130,10 +130,15 @@ class Stack:
     def worker_of(self, number: int) -> ProcessId:
         """The worker process that has a running job."""
         name = self.await_state(number, "running")["worker"]
-        worker = next(worker for worker in self.client().workers() if worker["id"] == name)
-        identity = ProcessId.of(worker["pid"])
-        assert identity is not None
-        return identity
+        client = self.client()
+
+        def registered() -> ProcessId | None:
+            pids = [worker["pid"] for worker in client.workers() if worker["id"] == name]
+            return ProcessId.of(pids[0]) if pids else None
+
+        found = until(registered, 10, f"worker {name} registered")
+        assert found is not None
+        return found
 
     def processes_of(self, number: int) -> list[int]:
         """Living processes of a job's current run, by their mark."""

@@ -230,7 +230,7 @@ class _Up:
 
 
 def _memory(device: Device) -> str:
-    return "" if device.memory_total_mib is None else f"{format_memory(device.memory_total_mib)}  "
+    return f"{format_memory(device.memory_total_mib)}  " if device.kind == "nvml" else ""  # other names tell it
 
 
 def _keeper(config: Config, signals: StopSignals) -> Keeper | None:

@@ -61,6 +61,8 @@ def strike(keep: Collection[int] = ()) -> int:
 def kill_orphans(keep: Collection[int], deadline_s: float) -> bool:
     """Kill and reap every descendant of this process outside ``keep``: what a dead runner left to its worker.
 
+    The dead runner must have been reaped: its channel ends a moment before its children become ours.
+
     Args:
         keep: children to be left alone, with all that descends from them; every child that somebody else in
             this process waits for must be among them.

@@ -8,31 +8,32 @@ import random
 import secrets
 import socket
 import time
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from foxqueue import codec
 from foxqueue.broker import Broker, Claimed, NamespaceSettings, Reply
 from foxqueue.config import Config
-from foxqueue.errors import DeviceHeld, ServerError
+from foxqueue.errors import ServerError
 from foxqueue.gpu import Device, Probe, discover, find
-from foxqueue.locks import DeviceLock, lock_places
 from foxqueue.places import home_id
 from foxqueue.processes import ProcessId, become_subreaper, children
 from foxqueue.requirement import fits, parse_shape
-from foxqueue.retry import backoff
 from foxqueue.scripts import Call
+from workers.ending import ending_call
 from workers.heartbeat import Heart
+from workers.holding import Holding
 from workers.inbox import Event, Inbox
 from workers.listener import Listener
 from workers.presence import Presence
-from workers.recovery import LeftRun, clean_up, names_a_run, take_over
+from workers.recovery import LeftRun
 from workers.run import Run
 from workers.runs import RunnerHandle, spawn_runner
 from workers.verdict import Verdict
 
 POLL_S = 5.0  # an idle worker asks at least this often, whatever wake-ups say
 AWAY_S = 1.0  # between tries while Redis is away
+AT_ONCE_S = 0.005  # a device that is clean within this is claimed for in the round trip that ends the last job
+GIVE_UP_S = 10.0  # that an outcome is still tried to be told when the worker is to stop
 
 _log = logging.getLogger(__name__)
 
@@ -57,22 +58,21 @@ class Worker:
         self._settings = settings
         self.host = socket.gethostname()
         self.name = f"{self.host[:24]}-{os.getpid()}-{secrets.token_hex(4)}"
-        places = lock_places(device.kind, config.machine_dir, os.environ)
-        self._worker_lock = DeviceLock(device.uuid, "worker", places)
-        self._gpu_lock = DeviceLock(device.uuid, "gpu", places)
+        self._holding = Holding(config, device, self.name, self.host)
         self._inbox = Inbox()
         self._heart = Heart(broker_for_beats, settings, self._inbox.put)
         self._listener = Listener(broker, self.name, self._inbox.put)
         self._probe = Probe(device)
+        self._presence = Presence(broker, device, self.name, self.host)
         self._poll_s = min(POLL_S, settings.beat_ms / 1000)
         self._standby: RunnerHandle | None = None
         self._done: list[RunnerHandle] = []
         self._question = 0
         self._unanswered: Call | None = None
+        self._answered: tuple[Reply, float] | None = None
         self._version = "?"
         self._shapes: list[str] = []
         self._woken: list[str] = []
-        self._presence = Presence(broker, device, self.name, self.host)
         self._is_away = False
         self._said = ""
 
@@ -82,76 +82,34 @@ class Worker:
         """Work until SIGTERM.
 
         Raises:
-            DeviceHeld: another worker serves the device.
+            DeviceHeld: another worker serves the device, or what a dead one left on it cannot be killed.
         """
-        self._take_device()
+        self._holding.take_seat()
         become_subreaper()
         self._inbox.catch_signals()
         self._heart.start()
         self._listener.start()
         self._standby = spawn_runner()
-        self._recover()
+        self._holding.recover(self._wait_a_little, self._tell_left)
         _log.info("worker %s serves %s (%s, %s)", self.name, self._device.ref, self._device.name, self._device.uuid)
-        self._presence.state = "idle"
-        while not self._inbox.stops:
+        self._presence.idle()
+        while not self._inbox.stops or self._answered is not None:
             self._turn()
         self._leave()
-
-    def _take_device(self) -> None:
-        deadline = time.monotonic() + 2.0  # a predecessor that was just killed may still hold it for a moment
-        while not self._worker_lock.acquire():
-            if time.monotonic() > deadline:
-                raise DeviceHeld(self._refusal(self._worker_lock.read() or {}))
-            time.sleep(0.02)
-        me = ProcessId.of()
-        self._worker_lock.write(
-            {
-                "process": me.to_dict() if me else None,
-                **self._whose(),
-                "server": self._config.shown_url,
-                "worker": self.name,
-                "host": self.host,
-                "user": os.environ.get("USER") or str(os.getuid()),
-            }
-        )
-
-    def _whose(self) -> dict[str, Any]:
-        return {"home": str(self._config.home), "namespace": self._config.namespace}
-
-    def _is_ours(self, record: Mapping[str, Any]) -> bool:
-        return {key: record.get(key) for key in ("home", "namespace")} == self._whose()
-
-    def _refusal(self, record: Mapping[str, Any]) -> str:
-        process = record.get("process") or {}
-        return (
-            f"device {self._device.ref} ({self._device.uuid}) is served by worker {record.get('worker', 'unknown')} "
-            f"(pid {process.get('pid', 'unknown')} of user {record.get('user', 'unknown')}, namespace "
-            f"{record.get('namespace', 'unknown')}, home {record.get('home', 'unknown')}): stop that one first"
-        )
-
-    def _recover(self) -> None:
-        """End what a predecessor left, and tell its outcome."""
-        if not take_over(self._gpu_lock, self._is_ours, self._wait_a_little):
-            return  # somebody else's: the turns will show it as held
-        left = clean_up(self._gpu_lock, self._is_ours)
-        if left is not None:
-            self._tell_left(left)
-            self._gpu_lock.write(self._whose())
-        self._gpu_lock.release()
 
     def _wait_a_little(self) -> bool:
         self._inbox.wait(0.05)
         return not self._inbox.stops
 
     def _tell_left(self, left: LeftRun) -> None:
-        if left.instance != self._broker_instance():
-            return
-        call = self._ending(left.number, left.fence, left.verdict, codec.pack(left.record or {}), 0)
+        if left.instance != self._instance():
+            return  # Redis has forgotten that life: there is nobody to tell
+        call = ending_call(self._broker, left.number, left.fence, left.verdict, codec.pack(left.record or {}))
         if call is not None:
             word = self._insist(call)
             _log.warning("job %d, left by a dead worker: %s -> %s", left.number, left.verdict.verb, word)
 
-    def _broker_instance(self) -> str:
+    def _instance(self) -> str:
         while True:
             try:
                 return self._broker.settings().instance
@@ -184,7 +142,10 @@ class Worker:
     def _turn(self) -> None:
         """Look, claim, run; or wait."""
         self._reap()
-        self._heart.moved = time.monotonic()
+        if self._answered is not None:
+            (reply, sent_at), self._answered = self._answered, None
+            self._answer(reply, sent_at)
+            return
         if self._unanswered is None:
             if not self._usable():
                 self._presence.register()
@@ -203,26 +164,15 @@ class Worker:
         self._answer(reply, sent_at)
 
     def _usable(self) -> bool:
-        """Look at the device, and take its file lock: no claim without it."""
-        presence = self._presence
-        seen = presence.look(self._probe.look(ours=()))
+        """Look at the device, and take its file lock."""
+        seen = self._presence.look(self._probe.look(ours=()))
         if seen.state != "free":
             self._say(f"{self._device.ref} is {seen.state}: {seen.detail}")
             return False
-        if not self._gpu_lock.acquire():
-            holder = self._gpu_lock.read() or {}
-            detail = f"job {holder.get('job')} of home {holder.get('home')} uses it"
-            presence.overlay("held", detail)
-            self._say(f"{self._device.ref} is held: {detail}")
-            return False
-        try:
-            if names_a_run(self._gpu_lock):
-                clean_up(self._gpu_lock, self._is_ours)
-                self._gpu_lock.write(self._whose())
-        except DeviceHeld as error:
-            presence.overlay("held", str(error))
-            self._say(str(error))
-            self._gpu_lock.release()
+        held = self._holding.try_use()
+        if held:
+            self._presence.overlay("held", held)
+            self._say(f"{self._device.ref} is held: {held}")
             return False
         self._say("")
         return True
@@ -252,7 +202,7 @@ class Worker:
             else:
                 self._run(claimed, sent_at)
             return
-        self._gpu_lock.release()
+        self._holding.gpu.release()
         if reply.word == "shapes":
             self._version = reply.rest[0].decode()
             self._shapes = [shape.decode() for shape in reply.rest[1:]]
@@ -272,12 +222,12 @@ class Worker:
 
     def _run(self, claimed: Claimed, sent_at: float) -> None:
         self._presence.busy(claimed.number)
-        self._note(self._inbox.wait(0.0))
-        run = Run(self._broker, self._settings, claimed, self._device, self._gpu_lock, sent_at, self._config.jobs_dir)
-        me = ProcessId.of()
-        verdict = run.start(
-            self._take_standby(), self._heart, {**self._whose(), "worker": me.to_dict() if me else None}
+        run = Run(
+            self._broker, self._settings, claimed, self._device, self._holding.gpu, sent_at, self._config.jobs_dir
         )
+        me = ProcessId.of()
+        facts = {**self._holding.whose(), "worker": me.to_dict() if me else None}
+        verdict = run.start(self._take_standby(), self._heart, facts)
         if verdict is None:
             _log.info("job %d runs on %s (attempt %d)", claimed.number, self._device.ref, claimed.attempt)
             run.watch(self._inbox, self._heart, self._while_running)
@@ -301,52 +251,60 @@ class Worker:
         return runner
 
     def _end(self, claimed: Claimed, verdict: Verdict, outcome: bytes) -> None:
-        """Tell how the run ended until there is a word, then let the device go."""
-        call = self._ending(claimed.number, claimed.fence, verdict, outcome, claimed.attempt, claimed.retry_delay_ms)
-        word = self._insist(call) if call is not None else "nothing written"
+        """Tell how the run ended until there is a word; where the device is clean, claim in the same round trip."""
+        self._presence.idle()
+        call = ending_call(
+            self._broker, claimed.number, claimed.fence, verdict, outcome, claimed.attempt, claimed.retry_delay_ms
+        )
+        word = self._insist(call, claims=not self._inbox.stops) if call is not None else "nothing written"
         self._heart.end()
         level = logging.INFO if verdict.verb == "complete" else logging.WARNING
         _log.log(level, "job %d: %s %s %s -> %s", claimed.number, verdict.verb, verdict.reason, verdict.detail, word)
-        self._presence.idle()
         if word is not None:
-            self._gpu_lock.write(self._whose())
-        self._gpu_lock.release()
+            self._holding.done()
+        if self._answered is None and self._unanswered is None:
+            self._holding.gpu.release()
 
-    def _ending(
-        self, number: int, fence: str, verdict: Verdict, outcome: bytes, attempt: int, retry_delay_ms: int = 0
-    ) -> Call | None:
-        broker = self._broker
-        match verdict.verb:
-            case "complete":
-                return broker.complete_call(number, fence, outcome)
-            case "release":
-                return broker.release_call(number, fence, verdict.detail)
-            case "lose":
-                return broker.lose_call(number, fence)
-            case "fail":
-                delay = round(backoff(attempt, retry_delay_ms / 1000) * 1000) if verdict.retried else None
-                detail = verdict.detail[:400]
-                return broker.fail_call(number, fence, verdict.reason, detail, verdict.exit_code, outcome, delay)
-        return None
+    def _insist(self, call: Call, *, claims: bool = False) -> str | None:
+        """Send until there is a word. None when we are to stop first: the exit record stays for the successor.
 
-    def _insist(self, call: Call) -> str | None:
-        """Send until there is a word. None when we are to stop first: the exit record stays for the successor."""
+        Args:
+            call: ends a run.
+            claims: whether the next claim may ride along.
+        """
         gave_up_at = None
+        if claims and self._clean_at_once():
+            self._unanswered = self._claim_call(self._fitting())
         while True:
             self._heart.moved = time.monotonic()
             try:
-                reply = self._broker.send(call)[0]
-                self._back()
-                return reply.word
+                return self._send_ending(call)
             except ServerError as error:
                 if self._inbox.stops and gave_up_at is None:
-                    gave_up_at = time.monotonic() + 10.0
+                    gave_up_at = time.monotonic() + GIVE_UP_S
                 if gave_up_at is not None and time.monotonic() > gave_up_at:
                     _log.error("the outcome stays on disk, Redis is away: %s", error)
                     return None
                 self._away(error)
 
-    # --- telling and waiting ---------------------------------------------------------------------------
+    def _send_ending(self, call: Call) -> str:
+        sent_at = time.monotonic()
+        if self._unanswered is None:
+            (ended,) = self._broker.send(call)
+        else:
+            ended, claimed = self._broker.send(call, self._unanswered)
+            self._unanswered, self._answered = None, (claimed, sent_at)
+        self._back()
+        return ended.word
+
+    def _clean_at_once(self) -> bool:
+        patience, self._probe.timeout_s = self._probe.timeout_s, AT_ONCE_S
+        try:
+            return self._presence.look(self._probe.look(ours=())).state == "free"
+        finally:
+            self._probe.timeout_s = patience
+
+    # --- waiting and telling ---------------------------------------------------------------------------
 
     def _look_around(self) -> None:
         """An idle poll that claims nothing still looks after what time brings."""
@@ -392,9 +350,10 @@ def main(config: Config, gpu_ref: str, simulate: str | None = None, cpu: int = 0
         cpu: as `up` was given it.
 
     Returns:
-        0 after a signal; REFUSED when another worker serves the device.
+        0 after a signal.
 
     Raises:
+        DeviceHeld: another worker serves the device.
         NoDevice, InvalidInput: there is no such device.
         ServerError: the server cannot be used.
     """
@@ -402,7 +361,6 @@ def main(config: Config, gpu_ref: str, simulate: str | None = None, cpu: int = 0
     device = find(devices, gpu_ref)
     broker = Broker.open(config, patience_s=30.0)
     settings = broker.settings()
-    beat_s = settings.beat_ms / 1000
-    beats = Broker.open(config, patience_s=30.0, timeout_s=min(2.0, beat_s))
+    beats = Broker.open(config, patience_s=30.0, timeout_s=min(2.0, settings.beat_ms / 1000))
     Worker(config, device, broker, beats, settings).serve()
     return 0

@@ -27,7 +27,6 @@ def gpus(as_json: bool) -> int:
         [
             device.label,
             device.name,
-            device.kind,
             None if device.kind == "cpu" else _memory(device.memory_free_mib, device.memory_total_mib),
             None if device.utilization is None else f"{device.utilization}%",
             device.state,
@@ -37,7 +36,7 @@ def gpus(as_json: bool) -> int:
         ]
         for device in devices
     ]
-    headers = ["DEVICE", "NAME", "KIND", "FREE/TOTAL", "UTIL", "STATE", "JOB", "UUID", "DETAIL"]
+    headers = ["DEVICE", "NAME", "FREE/TOTAL", "UTIL", "STATE", "JOB", "UUID", "DETAIL"]
     output.table(headers, rows, right=("FREE/TOTAL", "UTIL", "JOB"))
     return 0
 

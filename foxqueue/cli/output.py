@@ -15,6 +15,9 @@ _UNSAFE = re.compile(r"[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-
 _ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\-_])")
 _SHORT = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
 
+_ELASTIC = frozenset({"NAME", "WHY", "DETAIL", "UUID", "WORKER", "DEVICE"})
+_NARROWEST = 8
+
 _STATE_STYLES = {
     "pending": "yellow",
     "scheduled": "yellow",
@@ -117,19 +120,34 @@ def _rich_table(headers: Sequence[str], rows: Sequence[Sequence[str]], right: Se
     from rich.table import Table
     from rich.text import Text
 
+    console = Console()
     drawn = Table(box=None, pad_edge=False, header_style="bold")
-    for at, header in enumerate(headers):
-        last = at == len(headers) - 1
+    for header, width in zip(headers, _fitted(headers, rows, console.width), strict=True):
         drawn.add_column(
             header,
+            width=width,
             justify="right" if header in right else "left",
-            no_wrap=not last,
-            overflow="fold" if last else "ellipsis",
+            no_wrap=header != "DETAIL",
+            overflow="fold" if header == "DETAIL" else "ellipsis",
         )
     for row in rows:
         # Text, not str: brackets in a job's name are no markup
         drawn.add_row(*(Text(cell, style=_STATE_STYLES.get(cell, "")) for cell in row))
-    Console().print(drawn)
+    console.print(drawn)
+
+
+def _fitted(headers: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> list[int]:
+    """Widths of the columns: where the terminal is too narrow, those of long texts give way."""
+    widths = [max(map(_width, column)) for column in zip(headers, *rows, strict=True)]
+    over = sum(widths) + 2 * (len(widths) - 1) - width  # two blanks between columns
+    elastic = [at for at, header in enumerate(headers) if header in _ELASTIC]
+    while over > 0 and elastic:
+        widest = max(elastic, key=lambda at: widths[at])
+        if widths[widest] <= _NARROWEST:
+            break
+        widths[widest] -= 1
+        over -= 1
+    return widths
 
 
 def _width(text: str) -> int:

@@ -76,12 +76,14 @@ def submit(
     like secrets; -e NAME passes one of those on.
     """
     from foxqueue.capture import explicit
+    from foxqueue.submission import Request, prepare
 
     if as_json and (wait or quiet):
         raise click.UsageError("--json goes with neither --wait nor --quiet: stdout carries one thing")
     given = explicit(variables, os.environ)
+    submission = prepare(Request(argv, env=given, tags=_tags(tags), **options), os.environ)
     fox = client()
-    job = fox.submit(argv, env=given, tags=_tags(tags), **options)
+    job = fox.enqueue(submission)
     for warning in fox.warnings:
         output.say(warning)
     if as_json:

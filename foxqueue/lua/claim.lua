@@ -48,10 +48,6 @@ end
 
 redis.call('HSET', claims, worker, question .. ':')
 promote(20)
-local current = redis.call('GET', shapes_version) or '0'
-if current ~= version then
-  return { 'shapes', life, current, unpack(redis.call('HKEYS', shapes)) }
-end
 
 local wake_key = prefix .. 'wake:' .. worker
 woken = woken .. ',' .. table.concat(redis.call('LRANGE', wake_key, 0, 99), ',')
@@ -67,6 +63,11 @@ local function pass_on()
   end
 end
 
+local current = redis.call('GET', shapes_version) or '0'
+if current ~= version then
+  pass_on()
+  return { 'shapes', life, current, unpack(redis.call('HKEYS', shapes)) }
+end
 if not device_is_free(device) then
   pass_on()
   return { 'taken', life }
@@ -109,13 +110,13 @@ end
 
 if not n then
   pass_on()
-  for _, fit in ipairs(fitting) do
-    redis.call('ZADD', prefix .. 'idle:' .. fit, digits(now_ms), worker)
-    redis.call('PEXPIRE', prefix .. 'idle:' .. fit, 60000)
-    redis.call('SADD', prefix .. 'idle_shapes:' .. worker, fit)
-  end
-  redis.call('PEXPIRE', prefix .. 'idle_shapes:' .. worker, 60000)
   if waits == '1' then
+    for _, fit in ipairs(fitting) do
+      redis.call('ZADD', prefix .. 'idle:' .. fit, digits(now_ms), worker)
+      redis.call('PEXPIRE', prefix .. 'idle:' .. fit, 60000)
+      redis.call('SADD', prefix .. 'idle_shapes:' .. worker, fit)
+    end
+    redis.call('PEXPIRE', prefix .. 'idle_shapes:' .. worker, 60000)
     redis.call('ZADD', idle, digits(now_ms), worker)
   end
   return { 'empty', life }

@@ -40,12 +40,12 @@ def test_after_everybody_was_away_nothing_is_taken(queue: Queue, last_look: str)
     run = overdue_run(queue)
     redis, keys = queue.broker.redis, queue.broker.keys
     now = queue.broker.server_time_ms()
-    offsets = {"half a lease ago": -7_501, "a day ago": -86_400_000, "in a minute": 60_000, "just ahead": 1_000}
+    offsets = {"half a lease ago": -7_501, "a day ago": -86_400_000, "in a minute": 60_000, "just ahead": 10_000}
     redis.delete(keys.looked, keys.grace_until)
     if last_look != "never":
         redis.set(keys.looked, now + offsets[last_look])
     assert sweep(queue) == (0, 0)
-    assert LEASE_MS - 2_000 < grace_left_ms(queue) <= LEASE_MS
+    assert LEASE_MS - 10_000 < grace_left_ms(queue) <= LEASE_MS
     for _ in range(3):  # looked at again and again: the grace stays
         assert sweep(queue) == (0, 0)
     assert queue.beat(run) == "ok"
@@ -58,7 +58,7 @@ def test_after_the_grace_a_silent_run_is_taken(queue: Queue) -> None:
     run = overdue_run(queue)
     redis, keys = queue.broker.redis, queue.broker.keys
     assert sweep(queue) == (0, 0)
-    redis.set(keys.grace_until, queue.broker.server_time_ms() + 1_000)
+    redis.set(keys.grace_until, queue.broker.server_time_ms() + 10_000)
     assert sweep(queue) == (0, 0)
     redis.set(keys.grace_until, queue.broker.server_time_ms())
     assert sweep(queue) == (0, 1)
@@ -81,7 +81,7 @@ def test_a_grace_far_ahead_is_cut_when_the_clock_was_set_back(queue: Queue) -> N
     now = queue.broker.server_time_ms()
     redis.mset({keys.looked: now, keys.grace_until: now + 86_400_000})
     assert sweep(queue) == (0, 0)
-    assert LEASE_MS - 2_000 < grace_left_ms(queue) <= LEASE_MS
+    assert LEASE_MS - 10_000 < grace_left_ms(queue) <= LEASE_MS
 
 
 def test_deadlines_far_ahead_are_cut_and_others_left(queue: Queue) -> None:
@@ -93,7 +93,7 @@ def test_deadlines_far_ahead_are_cut_and_others_left(queue: Queue) -> None:
     redis.zadd(keys.running, {str(runs[0]): now + 86_400_000, str(runs[1]): now + 2 * LEASE_MS - 1_000})
     before = redis.zscore(keys.running, runs[2])
     queue.reap()
-    assert now + LEASE_MS <= redis.zscore(keys.running, runs[0]) < now + LEASE_MS + 2_000
+    assert now + LEASE_MS <= redis.zscore(keys.running, runs[0]) < now + LEASE_MS + 10_000
     assert redis.zscore(keys.running, runs[1]) == now + 2 * LEASE_MS - 1_000
     assert redis.zscore(keys.running, runs[2]) == before
 
@@ -218,7 +218,7 @@ def test_a_dead_workers_job_is_pending_again_after_its_lease(queue: Queue) -> No
     worker.claim()
     until(lambda: queue.broker.sweep() and queue.job(number)["state"] == "pending", what="the reaper", every=0.05)
     took = time.monotonic() - start
-    assert 0.6 <= took < 3, took
+    assert 0.6 <= took < 8, took
     assert not queue.broker.redis.exists(queue.broker.keys.lease("GPU-1"))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import sys
@@ -78,7 +79,7 @@ def test_fifty_jobs_on_two_devices_never_share_one_and_keep_their_order(stack: S
     assert len(by_device) == 2
     for spans in by_device.values():
         spans.sort()
-        assert all(earlier[1] <= later[0] for earlier, later in zip(spans, spans[1:], strict=False))
+        assert all(earlier[1] <= later[0] for earlier, later in itertools.pairwise(spans))
     fences = {number: int(client.job(number).fence or 0) for number in jobs}
     claimed = sorted(jobs, key=lambda number: fences[number])
     wanted = [number for level in ("high", "medium", "low") for number in sorted(jobs) if jobs[number] == level]

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from runners import ORDER, PYTHON, Rig, rig_in
 from wait import until
+
 from workers.channel import pair
 from workers.runs import read_exit_record, spawn_runner
 
@@ -222,7 +223,7 @@ def test_no_descriptor_leaks_into_the_job(tmp_path: Path) -> None:
     os.set_inheritable(writer, True)
     try:
         with rig_in(tmp_path) as rig:
-            code = "import os; print([os.readlink(f'/proc/self/fd/{fd}') for fd in (0, 1, 2)], os.listdir('/proc/self/fd'))"
+            code = "import os; d = '/proc/self/fd/'; print([os.readlink(d + n) for n in '012'], os.listdir(d))"
             rig.run([*PYTHON, code], lock_fds=[reader])
             out = str(rig.run_dir / "output.log")
             assert rig.output().decode().strip() == f"{['/dev/null', out, out]} ['0', '1', '2', '3']"
@@ -237,7 +238,9 @@ def test_signal_mask_and_dispositions_are_the_default(tmp_path: Path) -> None:
     try:
         with rig_in(tmp_path) as rig:
             assert rig.run(["grep", "-E", "^Sig(Blk|Ign)", "/proc/self/status"])["exit_code"] == 0
-            assert {line.split()[1] for line in rig.output().splitlines()} == {b"0" * 16}
+            library = 3 << 31  # 32 and 33 belong to the C library, which may leave them ignored
+            masks = [int(line.split()[1], 16) & ~library for line in rig.output().splitlines()]
+            assert masks == [0, 0]
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         for number, handler in ignored.items():

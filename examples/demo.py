@@ -1,0 +1,284 @@
+"""The demo: real training runs through a real server onto two simulated devices, with things killed on the way.
+
+Nine runs of train_digits.py are submitted. One loses its worker to a SIGKILL halfway, one is cancelled while it
+runs, one fails; the others are a sweep with three priorities. At the end the queue's own records are checked
+against what was promised. Exits with 0, or with 1 and a line for each promise that was not kept.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import signal
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from promises import Fate, Run, broken
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+from stage import DemoError, Stage
+
+from foxqueue import Client, FoxqueueError, Job
+from foxqueue.cli import output
+from foxqueue.cli.output import last_lines
+
+TRAIN = Path(__file__).resolve().with_name("train_digits.py")
+LIMIT_S = 300.0
+LOOK_S = 0.2
+_EPOCH = re.compile(rb"epoch (\d+)/")
+_RESUMED = re.compile(rb"going on from epoch (\d+)")
+STYLES = {"running": "cyan", "succeeded": "green", "failed": "red", "cancelled": "magenta"}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A run to submit, and what is to become of it."""
+
+    name: str
+    priority: str
+    arguments: tuple[str, ...]
+    fate: Fate = "succeeds"
+
+
+@dataclass
+class Following:
+    """A submitted run and what was last seen of it."""
+
+    plan: Plan
+    job: Job
+    line: str = ""
+    told: tuple[str, str | None, int] = ("", None, 0)
+    done: bool = field(default=False)  # what is to happen to it has been done
+
+    @property
+    def acts(self) -> bool:
+        return self.plan.fate in ("loses its worker", "is cancelled")
+
+
+def plans(epochs: int) -> list[Plan]:
+    """The first two keep both devices busy until all are submitted, so that priorities have something to order."""
+    sweep = [
+        Plan(f"{priority}-{rate}", priority, ("--epochs", str(epochs), "--lr", rate))
+        for priority in ("low", "medium", "high")
+        for rate in ("0.1", "0.3")
+    ]
+    return [
+        Plan("worker-killed", "high", ("--epochs", str(epochs * 2), "--lr", "0.2"), "loses its worker"),
+        Plan("cancelled", "high", ("--epochs", "100000"), "is cancelled"),
+        *sweep[:3],
+        Plan("failing", "medium", ("--epochs", str(epochs), "--fail-at", "3"), "fails"),
+        *sweep[3:],
+    ]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description="Training runs on simulated devices, with things killed on the way.")
+    parser.add_argument("--epochs", type=int, default=30, help="of each run of the sweep (30)")
+    parser.add_argument("--spare-the-worker", action="store_true", help=argparse.SUPPRESS)  # breaks a promise
+    options = parser.parse_args(arguments)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _interrupt)
+    began = time.monotonic()
+    try:
+        with Stage() as stage:
+            faults = perform(stage, options.epochs, options.spare_the_worker)
+            faults += stage.end()
+    except KeyboardInterrupt:
+        print("interrupted; all that ran was ended and removed", file=sys.stderr)
+        return 130
+    except (DemoError, FoxqueueError) as error:
+        print(f"demo: {error}", file=sys.stderr)
+        return 1
+    for fault in faults:
+        print(f"NOT KEPT: {fault}")
+    took = f"{time.monotonic() - began:.0f} s"
+    print(f"{len(faults)} promises not kept, {took}" if faults else f"all promises kept, {took}")
+    return 1 if faults else 0
+
+
+def _interrupt(_number: int, _frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+def perform(stage: Stage, epochs: int, spare: bool) -> list[str]:
+    """Submit, meddle, follow, print the table. Returns a sentence for each promise that was not kept."""
+    print("starting a private server and two simulated devices", flush=True)
+    with stage.client() as fox:
+        names = {device["uuid"]: f"sim:{device['index']}" for device in fox.gpus()}
+        for device in fox.gpus():
+            print(f"  {names[device['uuid']]}  {device['name']}  ({device['kind']}: no GPU is used)")
+        runs = [Following(plan, submit(fox, plan)) for plan in plans(epochs)]
+        print(f"submitted {len(runs)} training runs of {TRAIN.name}", flush=True)
+        with progress(names) as screen:
+            deadline = time.monotonic() + LIMIT_S
+            while not all(run.job.ended for run in runs) and time.monotonic() < deadline:
+                stage.check()
+                look(fox, runs)
+                meddle(fox, runs, screen, spare)
+                screen.show(runs)
+                time.sleep(LOOK_S)
+        found = [collect(run) for run in runs]
+        print_table(found, names)
+        return broken(found, audit_trail(fox), fox.gpus())
+
+
+def submit(fox: Client, plan: Plan) -> Job:
+    one_thread = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}  # two runs share the processor
+    return fox.submit(
+        [sys.executable, TRAIN, *plan.arguments],
+        name=plan.name,
+        priority=plan.priority,
+        env=one_thread,
+        tags={"demo": plan.fate},
+    )
+
+
+def look(fox: Client, runs: Sequence[Following]) -> None:
+    """Read all jobs in one go, and the last line of those that run."""
+    jobs = {job.number: job for job in fox.jobs(limit=100)}
+    for run in runs:
+        run.job = jobs.get(run.job.number, run.job)
+        if run.job.running:
+            run.line = (last_lines(run.job.logs(), 1) or [""])[-1]
+
+
+def meddle(fox: Client, runs: Sequence[Following], screen: Screen, spare: bool) -> None:
+    """Kill a worker when its run is halfway, cancel a run that is under way."""
+    for run in runs:
+        if run.done or not run.acts or not run.job.running:
+            continue
+        epoch = last_number(_EPOCH, run.job.logs())
+        if run.plan.fate == "is cancelled" and epoch >= 3:
+            run.done = True
+            screen.say(f"cancelling job {run.job.number} in its epoch {epoch + 1}")
+            run.job.cancel()
+        elif run.plan.fate == "loses its worker" and epoch >= int(run.plan.arguments[1]) // 2 and not spare:
+            run.done = True
+            pid = next(worker["pid"] for worker in fox.workers() if worker["job"] == run.job.number)
+            screen.say(f"SIGKILL to worker {pid}, whose job {run.job.number} has done {epoch} epochs")
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
+def last_number(pattern: re.Pattern[bytes], text: bytes) -> int:
+    found = pattern.findall(text)
+    return int(found[-1]) if found else 0
+
+
+def collect(run: Following) -> Run:
+    """What the queue says of a run, and what the run itself printed."""
+    job = run.job.refresh()
+    text = job.logs()
+    accuracy = None
+    if job.succeeded:
+        with suppress(ValueError, IndexError, KeyError, TypeError):
+            accuracy = float(json.loads(text.splitlines()[-1])["accuracy"])
+    resumed_from = last_number(_RESUMED, text)
+    return Run(run.plan.fate, job.to_dict(), job.rank or 0, accuracy, resumed_from, text.decode("utf-8", "replace"))
+
+
+def audit_trail(fox: Client) -> list[dict[str, str]]:
+    """The queue's events, oldest first."""
+    entries: Any = fox.redis.xrange(fox.broker.keys.events)
+    return [{name.decode(): value.decode() for name, value in fields.items()} for _, fields in entries]
+
+
+def print_table(runs: Sequence[Run], names: Mapping[str, str]) -> None:
+    headers = ["JOB", "RUN", "PRIO", "STATE", "REASON", "ACCURACY", "DEVICE", "ATTEMPTS", "LOSSES", "RESUMED"]
+    rows = [
+        [
+            run.job["number"],
+            run.job["name"],
+            run.job["priority"],
+            run.job["state"],
+            run.job["reason"],
+            None if run.accuracy is None else f"{run.accuracy:.4f}",
+            ", ".join(f"{names.get(uuid, uuid)} (simulated)" for uuid in run.job["gpu_uuids"]),
+            run.job["attempts"],
+            run.job["losses"],
+            f"epoch {run.resumed_from}" if run.resumed_from else None,
+        ]
+        for run in runs
+    ]
+    print()
+    output.table(headers, rows, right=("JOB", "PRIO", "ACCURACY", "ATTEMPTS", "LOSSES"))
+    print(flush=True)
+
+
+class Screen:
+    """Progress as plain lines: one when a run starts, runs again or ends."""
+
+    def __init__(self, names: Mapping[str, str]) -> None:
+        self.names = names
+        self.began = time.monotonic()
+
+    def __enter__(self) -> Screen:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def say(self, text: str) -> None:
+        print(f"{time.monotonic() - self.began:5.1f} s  {text}", flush=True)
+
+    def show(self, runs: Sequence[Following]) -> None:
+        for run in runs:
+            job = run.job
+            now = (job.state, job.fence, job.losses)
+            if now == run.told:
+                continue
+            run.told = now
+            lost = f", {job.losses} worker lost" if job.losses else ""
+            device = f" on {self.device(job)}" if job.running or job.ended else ""
+            end = f": {run.line}" if job.succeeded else f" ({job.reason})" if job.ended else ""
+            self.say(f"job {job.number} {run.plan.name} (priority {job.priority}) {job.state}{device}{lost}{end}")
+
+    def device(self, job: Job) -> str:
+        return ", ".join(self.names.get(uuid, uuid) for uuid in job.gpu_uuids)
+
+
+class Terminal(Screen):
+    """Progress as a table that is drawn again and again."""
+
+    def __init__(self, names: Mapping[str, str]) -> None:
+        super().__init__(names)
+        self._live = Live(console=Console(), auto_refresh=False, transient=True)
+
+    def __enter__(self) -> Screen:
+        self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._live.stop()
+
+    def say(self, text: str) -> None:
+        self._live.console.print(f"{time.monotonic() - self.began:5.1f} s  {text}", highlight=False)
+
+    def show(self, runs: Sequence[Following]) -> None:
+        table = Table(box=None, pad_edge=False, header_style="bold")
+        for header in ("JOB", "RUN", "PRIO", "STATE", "DEVICE", "LOSSES", "LAST LINE"):
+            table.add_column(header, no_wrap=True)
+        for run in runs:
+            job = run.job
+            device = "" if job.waiting else self.device(job)
+            cells = (str(job.number), run.plan.name, str(job.priority), job.state, device, str(job.losses), run.line)
+            table.add_row(*(Text(cell, style=STYLES.get(cell, "")) for cell in cells))
+        self._live.update(table, refresh=True)
+
+
+def progress(names: Mapping[str, str]) -> Screen:
+    return Terminal(names) if output.on_terminal() else Screen(names)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,127 @@
+"""What of the submitter's environment goes along with a job."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from foxqueue.capture import capture, current_umask, explicit, is_secret
+from foxqueue.errors import InvalidInput
+
+SECRETS = (
+    "AWS_SECRET_ACCESS_KEY",
+    "AWS_ACCESS_KEY_ID",
+    "HF_TOKEN",
+    "GITHUBTOKEN",
+    "github_token",
+    "WANDB_API_KEY",
+    "apiKey",
+    "OPENAI_APIKEY",
+    "PGPASSWORD",
+    "DB_PASSWD",
+    "DB_PASS",
+    "MYSQL_PWD",
+    "GOOGLE_APPLICATION_CREDENTIALS",
+    "SSH_PRIVATE_KEY",
+    "GITHUB_PAT",
+    "SESSION_COOKIE",
+    "HTTP_AUTH",
+    "REDISCLI_AUTH",
+    "NPM_CONFIG__AUTH",
+    "OAUTH2_X",
+    "AUTHORIZATION",
+    "MY_KEY",
+    "KEY",
+    "SIGNING_KEYS",
+    "GPG_PASSPHRASE",
+    "client-secret",
+)
+HARMLESS = (
+    "PATH",
+    "PYTHONPATH",
+    "XAUTHORITY",
+    "SSH_AUTH_SOCK",
+    "GIT_AUTHOR_NAME",
+    "TOKENIZERS_PARALLELISM",
+    "KEYBOARD",
+    "MONKEY",
+    "PWD",
+    "CONDA_PREFIX",
+    "VIRTUAL_ENV",
+    "COMPASS",
+    "PATTERN",
+    "KEYTIMEOUT",
+    "BYPASS_CACHE",
+)
+
+
+@pytest.mark.parametrize("name", SECRETS)
+def test_names_that_look_like_secrets(name: str) -> None:
+    assert is_secret(name)
+
+
+@pytest.mark.parametrize("name", HARMLESS)
+def test_names_that_only_resemble_them(name: str) -> None:
+    assert not is_secret(name)
+
+
+def test_the_environment_goes_along_without_devices_secrets_and_our_own() -> None:
+    environ = {
+        "PATH": "/venv/bin:/bin",
+        "VIRTUAL_ENV": "/venv",
+        "PWD": "/elsewhere",
+        "OLDPWD": "/old",
+        "SHLVL": "3",
+        "_": "/bin/fox",
+        "CUDA_VISIBLE_DEVICES": "1",
+        "CUDA_HOME": "/usr/local/cuda",
+        "FOXQUEUE_URL": "redis://:secret@host",
+        "HF_TOKEN": "hf_x",
+        "ODD": "b\udcff",
+    }
+    found = capture(environ, "/work")
+    assert found.env == {"PATH": "/venv/bin:/bin", "VIRTUAL_ENV": "/venv", "PWD": "/work", "ODD": "b\udcff"}
+    assert found.left_out == ("CUDA_HOME", "CUDA_VISIBLE_DEVICES", "HF_TOKEN")
+
+
+def test_what_is_passed_explicitly_is_not_told_as_left_out() -> None:
+    assert capture({"HF_TOKEN": "x", "CUDA_HOME": "y"}, "/", ["HF_TOKEN"]).left_out == ("CUDA_HOME",)
+
+
+def test_names_and_pairs_are_read_the_last_one_counts() -> None:
+    environ = {"HF_TOKEN": "hf_x"}
+    assert explicit(["HF_TOKEN", "A=1", "B=x=y", "C=", "A=2"], environ) == {
+        "HF_TOKEN": "hf_x",
+        "A": "2",
+        "B": "x=y",
+        "C": "",
+    }
+
+
+@pytest.mark.parametrize(
+    ("pair", "text"),
+    [
+        ("NOT_SET", "not set here"),
+        ("=x", "malformed"),
+        ("", "malformed"),
+        ("A=\0", "malformed"),
+        ("CUDA_VISIBLE_DEVICES=0", "--visible"),
+        ("CUDA_VISIBLE_DEVICES", "--visible"),
+        ("CUDA_DEVICE_ORDER=FASTEST_FIRST", "--visible"),
+        ("FOXQUEUE_JOB_ID=1", "another name"),
+    ],
+)
+def test_what_cannot_be_passed_is_refused_with_the_cure(pair: str, text: str) -> None:
+    with pytest.raises(InvalidInput, match=text):
+        explicit([pair], {})
+
+
+def test_the_umask_is_read_without_changing_it() -> None:
+    code = "import os; os.umask(0o027); from foxqueue.capture import current_umask as c; print(c(), os.umask(0))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=30)
+    assert done.stdout.split() == [str(0o027), str(0o027)]
+    assert 0 <= current_umask() <= 0o777
+    assert os.environ.get("PATH")

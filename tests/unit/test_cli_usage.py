@@ -1,0 +1,134 @@
+"""What the command line refuses by itself, before any server is asked."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from foxqueue.cli import main
+
+
+@pytest.fixture(autouse=True)
+def _no_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name.startswith("FOXQUEUE_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("FOXQUEUE_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["show", "x"], "positive whole number"),
+        (["show", "0"], "positive whole number"),
+        (["show", "1.5"], "positive whole number"),
+        (["show", "٣"], "positive whole number"),
+        (["logs", "9" * 30], "positive whole number"),
+        (["cancel"], "Missing argument"),
+        (["cancel", "1", "last"], "positive whole number"),
+        (["wait", "--timeout", "soon", "1"], "30m or 1h30m"),
+        (["ls", "--state", "done"], "'pending'"),
+        (["ls", "--limit", "0"], "x>=1"),
+        (["submit", "--gpus", "2", "--", "true"], "0<=x<=1"),
+        (["submit", "--retries", "-1", "--", "true"], "0<=x<=1000"),
+        (["submit", "--visible", "all", "--", "true"], "'index', 'uuid'"),
+        (["submit", "--tag", "x", "--", "true"], "NAME=VALUE"),
+        (["submit", "--json", "--wait", "--", "true"], "--json goes with neither"),
+        (["submit", "-e", "CUDA_VISIBLE_DEVICES=0", "--", "true"], "--visible"),
+        (["submit"], "empty command"),
+        (["submit", "--", ""], "empty command"),
+        (["submit", "-p", "urgent", "--", "true"], "high (8)"),
+        (["submit", "--gpu-memory", "8", "--", "true"], "8G or 512M"),
+        (["submit", "-t", "30", "--", "true"], "30m or 1h30m"),
+        (["submit", "--retry-delay", "x", "--", "true"], "30m or 1h30m"),
+        (["submit", "-d", "/no/where", "--", "true"], "/no/where does not exist"),
+        (["submit", "-e", "NOT_SET_ANYWHERE", "--", "true"], "not set here"),
+        (["submit", "-e", "FOXQUEUE_X", "--", "true"], "another name"),
+        (["logs", "-f", "--json", "1"], "--json goes not with"),
+        (["up", "--lease-ttl", "2", "--simulate", "1x1G"], "30m or 1h30m"),
+        (["worker"], "--gpu"),
+        (["ls", "--url", ""], "it is empty"),
+        (["ls", "--url", "http://x"], "redis://HOST"),
+        (["--url", "redis://:pw/x@h/0", "ls"], "%2F"),
+        (["ls", "--namespace", "a b"], "namespace"),
+        (["nonsense"], "No such command"),
+    ],
+)
+def test_usage_errors_exit_with_2_and_name_the_cure(
+    words: list[str], text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(words) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert text in captured.err.replace("\n", " ")
+    assert "Traceback" not in captured.err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["ls"],
+        ["show", "1"],
+        ["logs", "1"],
+        ["wait", "1"],
+        ["cancel", "1"],
+        ["gpus"],
+        ["stats"],
+        ["submit", "--", "true"],
+    ],
+)
+def test_without_a_server_the_cure_is_told(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(words) == 1
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert "no server: run foxqueue up" in captured.err
+
+
+def test_an_unexpected_error_is_one_line(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> None:
+        raise ZeroDivisionError("by\nzero")
+
+    monkeypatch.setattr("foxqueue.cli.cluster.client", fail)
+    assert main(["gpus"]) == 1
+    assert capsys.readouterr().err == (
+        "foxqueue: unexpected ZeroDivisionError: by; set FOXQUEUE_LOG=debug for the traceback\n"
+    )
+    monkeypatch.setenv("FOXQUEUE_LOG", "debug")
+    assert main(["gpus"]) == 1
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_a_bad_log_setting_is_told(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FOXQUEUE_LOG", "loud")
+    assert main(["ls"]) == 2
+    assert "FOXQUEUE_LOG" in capsys.readouterr().err
+
+
+def test_help_shows_the_commands_in_the_order_of_use(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == 0
+    text = capsys.readouterr().out
+    assert text.index("  submit ") < text.index("  ls ") < text.index("  gpus ") < text.index("  version ")
+    for command in ("submit", "ls", "up", "wait"):
+        assert main([command, "--help"]) == 0
+
+
+def test_importing_foxqueue_is_cheap() -> None:
+    heavy = "{'click', 'pynvml', 'redis', 'rich', 'msgpack', 'asyncio'}"
+    code = f"import sys, foxqueue; print(sorted({heavy} & set(sys.modules)))"
+    code += f"; foxqueue.Client; print(sorted(({heavy} - {{'redis', 'msgpack', 'asyncio'}}) & set(sys.modules)))"
+    code += f"; import foxqueue.cli; print(sorted(({heavy} & set(sys.modules)) & {{'pynvml', 'rich'}}))"
+    code += "; print(all(hasattr(foxqueue, name) for name in foxqueue.__all__), hasattr(foxqueue, 'Nothing'))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.splitlines() == ["[]", "[]", "[]", "True False"]
+
+
+def test_version_needs_neither_server_nor_redis() -> None:
+    code = "import sys; from foxqueue.cli import main; main(['version']); print('redis' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.splitlines() == ["foxqueue 0.1.0", "False"]
