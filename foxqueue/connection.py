@@ -13,10 +13,9 @@ from redis.retry import Retry
 
 from foxqueue.config import hide_password
 from foxqueue.errors import ServerError, ServerRefused, ServerUnavailable
-from foxqueue.scripts import Call
+from foxqueue.scripts import Call, load, names
 
 LOADING_S = 60.0
-_RELOADS = 10  # a server may forget the scripts again before the calls that follow them
 # First words of error replies that mean "not now": nothing was done. The first group passes by itself.
 _PASSING = ("LOADING", "BUSY", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "UNKILLABLE")
 _REFUSING = ("OOM", "MISCONF", "READONLY", "NOREPLICAS", "NOAUTH", "WRONGPASS", "NOPERM")
@@ -139,12 +138,14 @@ class Connection:
             ServerUnavailable, ServerError: for the first call without an answer.
         """
         replies: list[Any] = self._roundtrip([call.evalsha() for call in calls])
-        for _ in range(_RELOADS):
-            forgotten = [i for i, reply in enumerate(replies) if isinstance(reply, redis.exceptions.NoScriptError)]
+        forgotten = [i for i, reply in enumerate(replies) if isinstance(reply, redis.exceptions.NoScriptError)]
         if forgotten:
-            # With their text: it is kept for the next time, and nothing can be flushed in between.
-            again = self._roundtrip([calls[i].eval() for i in forgotten])
-            for i, reply in zip(forgotten, again, strict=True):
+            # Sent with their text nothing can be flushed in between. All others are loaded too: else a later
+            # pipeline would find one of its scripts and miss the other, and run them out of order.
+            commands: list[tuple[Any, ...]] = [calls[i].eval() for i in forgotten]
+            commands += [("SCRIPT", "LOAD", load(name).text) for name in names()]
+            again = self._roundtrip(commands)
+            for i, reply in zip(forgotten, again, strict=False):
                 replies[i] = reply
         for call, reply in zip(calls, replies, strict=True):
             if isinstance(reply, Exception):

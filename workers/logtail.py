@@ -27,7 +27,8 @@ class LogTail:
         self._number = number
         self._fence = fence
         self._path = path
-        self._sent = 0
+        self._read = 0  # up to here the file was read
+        self._sent = 0  # bytes of output there have been, what was skipped included: never falls
 
     def pump(self) -> bool:
         """Send what is new, at most its last 64 KiB: a job that writes faster is shown its end.
@@ -47,6 +48,7 @@ class LogTail:
         except ServerUnavailable:
             return False
         offset, data = pieces[-1]
+        self._read += offset + len(data) - self._sent
         self._sent = offset + len(data)
         return True
 
@@ -54,11 +56,14 @@ class LogTail:
         try:
             with self._path.open("rb") as file:
                 size = os.fstat(file.fileno()).st_size
-                start = max(self._sent, size - TAIL_BYTES)
-                file.seek(start)
-                data = file.read(size - start)
+                if size < self._read:
+                    self._read = 0  # the job itself truncated it
+                skipped = max(size - TAIL_BYTES - self._read, 0)
+                file.seek(self._read + skipped)
+                data = file.read(size - self._read - skipped)
         except OSError:
             return []  # the launch failed before there was output
+        start = self._sent + skipped
         return [(start + at, data[at : at + PIECE_BYTES]) for at in range(0, len(data), PIECE_BYTES)]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ from workers.runs import (
     output_path,
     read_exit_record,
 )
+from workers.tree import kill_orphans
 from workers.verdict import Verdict, judge
 
 GRACE_S = 10.0  # between TERM and KILL
@@ -74,7 +75,7 @@ class Run:
         self._runner: RunnerHandle | None = None
         self._run_dir: Path | None = None
         self._tail: LogTail | None = None
-        self._killed_for: str | None = None
+        self._killed_for: set[str] = set()
         self._drain_until: float | None = None
         self._record: dict[str, Any] | None = None
 
@@ -187,13 +188,16 @@ class Run:
 
     # --- watching --------------------------------------------------------------------------------------
 
-    def watch(self, inbox: Inbox, heart: Heart, each_look: Callable[[], None]) -> None:
+    def watch(
+        self, inbox: Inbox, heart: Heart, each_look: Callable[[], None], keep: Callable[[], Sequence[int]]
+    ) -> None:
         """Until the run is over: relay output, obey cancels, lost leases and stop signals.
 
         Args:
             inbox: where events and signals arrive.
             heart: told that the main thread moves.
             each_look: called about every LOOK_S, for what else the worker has to do.
+            keep: tells the pids of the worker's other children, which are none of the run's.
         """
         assert self._runner is not None
         runner = self._runner
@@ -215,7 +219,7 @@ class Run:
             if self._record is None and self._lost_runner(runner):
                 heart.runner_gone = True
                 break
-        self._finish(runner)
+        self._finish(runner, keep())
 
     def _hear(self, runner: RunnerHandle) -> None:
         for message in runner.hear():
@@ -245,8 +249,9 @@ class Run:
         _log.info("stopping: job %d has %d s to end", self.claimed.number, self._drain_until - now)
 
     def _kill(self, why: str, grace_s: float) -> None:
-        if self._killed_for is None and self._runner is not None:
-            self._killed_for = why
+        """Tell the runner, who keeps the first reason; a later one can only bring the end nearer."""
+        if self._runner is not None and why not in self._killed_for:
+            self._killed_for.add(why)
             with suppress(OSError):
                 self._runner.kill(why, grace_s)
 
@@ -265,14 +270,21 @@ class Run:
 
     # --- ending ----------------------------------------------------------------------------------------
 
-    def _finish(self, runner: RunnerHandle) -> None:
+    def _sweep_up(self, runner: RunnerHandle, keep: Sequence[int]) -> None:
+        """Kill what a dead runner left: its orphans are ours, as their subreaper; others carry the mark."""
+        runner.process.kill()
+        runner.process.wait()  # only then have its children become ours
+        gone = kill_orphans(keep, SWEEP_UP_S)
+        if not (kill_marked(MARK, self.mark, 0.0, SWEEP_UP_S) and gone):
+            _log.error("job %d: processes of its run cannot be killed", self.claimed.number)
+
+    def _finish(self, runner: RunnerHandle, keep: Sequence[int]) -> None:
         """The runner has ended: make sure that nothing of the run is left."""
         if self._record is None and self._run_dir is not None:
             self._record = read_exit_record(self._run_dir, self._fence)
         if self._record is None:
             _log.error("job %d: its runner died", self.claimed.number)
-            if not kill_marked(MARK, self.mark, 0.0, SWEEP_UP_S):
-                _log.error("job %d: processes of its run cannot be killed", self.claimed.number)
+            self._sweep_up(runner, keep)
         if self._tail is not None and not self._tail.pump():
             _log.warning("job %d: the last output could not be sent", self.claimed.number)
 

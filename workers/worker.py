@@ -230,7 +230,7 @@ class Worker:
         verdict = run.start(self._take_standby(), self._heart, facts)
         if verdict is None:
             _log.info("job %d runs on %s (attempt %d)", claimed.number, self._device.ref, claimed.attempt)
-            run.watch(self._inbox, self._heart, self._while_running)
+            run.watch(self._inbox, self._heart, self._while_running, self._other_runners)
             verdict = run.verdict()
         used = run.close()
         if used is not None:
@@ -330,10 +330,14 @@ class Worker:
             _log.warning("%s", text)
         self._said = text
 
+    def _other_runners(self) -> list[int]:
+        """Children that belong to no run now: the runner that stands by, and those that have finished."""
+        return [runner.pid for runner in (*self._done, self._standby) if runner is not None]
+
     def _reap(self) -> None:
         """Wait for runners that have finished, and for orphans that became our children as their subreaper."""
         self._done = [runner for runner in self._done if runner.process.poll() is None]
-        ours = {runner.pid for runner in (*self._done, self._standby) if runner is not None}
+        ours = self._other_runners()
         for pid in children(os.getpid()):
             identity = ProcessId.of(pid)
             if pid not in ours and identity is not None and not identity.alive():

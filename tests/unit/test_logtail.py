@@ -1,0 +1,75 @@
+"""The log's relay sends each byte once, or says by its offset what it left out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from foxqueue.broker import Broker, Reply
+from foxqueue.errors import ServerUnavailable
+from foxqueue.scripts import Call
+from workers.logtail import PIECE_BYTES, TAIL_BYTES, LogTail
+
+
+class Sent(Broker):
+    """Records log calls in place of sending them."""
+
+    def __init__(self) -> None:
+        self.pieces: list[tuple[int, int, bytes]] = []
+        self.away = False
+
+    def log_call(self, number: int, fence: str, offset: int, keep_from: int, data: bytes) -> Any:
+        return (offset, keep_from, data)
+
+    def send(self, *calls: Call) -> list[Reply]:
+        if self.away:
+            raise ServerUnavailable("away")
+        self.pieces += calls  # type: ignore[arg-type]
+        return []
+
+
+def test_pieces_follow_each_other(tmp_path: Path) -> None:
+    file, sent = tmp_path / "output.log", Sent()
+    tail = LogTail(sent, 1, "5", file)
+    assert tail.pump()  # no file yet
+    file.write_bytes(b"a" * 10)
+    tail.pump()
+    with file.open("ab") as more:
+        more.write(b"b" * (PIECE_BYTES + 1))
+    tail.pump()
+    assert [(offset, len(data)) for offset, _, data in sent.pieces] == [
+        (0, 10),
+        (10, PIECE_BYTES),
+        (10 + PIECE_BYTES, 1),
+    ]
+
+
+def test_what_comes_too_fast_is_skipped_and_its_offset_says_so(tmp_path: Path) -> None:
+    file, sent = tmp_path / "output.log", Sent()
+    tail = LogTail(sent, 1, "5", file)
+    file.write_bytes(b"x" * (3 * TAIL_BYTES) + b"end")
+    tail.pump()
+    assert sent.pieces[0][0] == 2 * TAIL_BYTES + 3
+    assert sum(len(data) for _, _, data in sent.pieces) == TAIL_BYTES
+    assert sent.pieces[-1][1] == sent.pieces[-1][0] - TAIL_BYTES
+
+
+def test_redis_away_loses_nothing(tmp_path: Path) -> None:
+    file, sent = tmp_path / "output.log", Sent()
+    tail = LogTail(sent, 1, "5", file)
+    file.write_bytes(b"one")
+    sent.away = True
+    assert not tail.pump()
+    sent.away = False
+    assert tail.pump()
+    assert sent.pieces == [(0, 0, b"one")]
+
+
+def test_a_job_that_truncates_its_own_output_is_still_followed(tmp_path: Path) -> None:
+    file, sent = tmp_path / "output.log", Sent()
+    tail = LogTail(sent, 1, "5", file)
+    file.write_bytes(b"a long line\n")
+    tail.pump()
+    file.write_bytes(b"short\n")
+    tail.pump()
+    assert [(offset, data) for offset, _, data in sent.pieces] == [(0, b"a long line\n"), (12, b"short\n")]
