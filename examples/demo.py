@@ -16,12 +16,12 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from promises import Fate, Run, broken
+from promises import Fate, Run, check
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
@@ -58,7 +58,8 @@ class Following:
     job: Job
     line: str = ""
     told: tuple[str, str | None, int] = ("", None, 0)
-    done: bool = field(default=False)  # what is to happen to it has been done
+    done: bool = False  # what is to happen to it has been done
+    over: bool = False  # its end has been looked at
 
     @property
     def acts(self) -> bool:
@@ -68,22 +69,22 @@ class Following:
 def plans(epochs: int) -> list[Plan]:
     """The first two keep both devices busy until all are submitted, so that priorities have something to order."""
     sweep = [
-        Plan(f"{priority}-{rate}", priority, ("--epochs", str(epochs), "--lr", rate))
-        for priority in ("low", "medium", "high")
-        for rate in ("0.1", "0.3")
+        Plan(f"{priority}-{rate}-{hidden}", priority, ("--epochs", str(epochs), "--lr", rate, "--hidden", hidden))
+        for priority, rate in (("low", "0.05"), ("medium", "0.1"), ("high", "0.3"))
+        for hidden in ("64", "128,64")
     ]
     return [
-        Plan("worker-killed", "high", ("--epochs", str(epochs * 2), "--lr", "0.2"), "loses its worker"),
-        Plan("cancelled", "high", ("--epochs", "100000"), "is cancelled"),
+        Plan("loses-its-worker", "high", ("--epochs", str(epochs * 2), "--lr", "0.2"), "loses its worker"),
+        Plan("to-be-cancelled", "high", ("--epochs", "100000"), "is cancelled"),
         *sweep[:3],
-        Plan("failing", "medium", ("--epochs", str(epochs), "--fail-at", "3"), "fails"),
+        Plan("to-fail", "medium", ("--epochs", str(epochs), "--fail-at", "3"), "fails"),
         *sweep[3:],
     ]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Training runs on simulated devices, with things killed on the way.")
-    parser.add_argument("--epochs", type=int, default=30, help="of each run of the sweep (30)")
+    parser.add_argument("--epochs", type=int, default=20, help="of each run of the sweep (20)")
     parser.add_argument("--spare-the-worker", action="store_true", help=argparse.SUPPRESS)  # breaks a promise
     options = parser.parse_args(arguments)
     for number in (signal.SIGTERM, signal.SIGHUP):
@@ -91,27 +92,34 @@ def main(arguments: Sequence[str] | None = None) -> int:
     began = time.monotonic()
     try:
         with Stage() as stage:
-            faults = perform(stage, options.epochs, options.spare_the_worker)
-            faults += stage.end()
+            promises = perform(stage, options.epochs, options.spare_the_worker)
+            promises["nothing is left behind"] = stage.end()
     except KeyboardInterrupt:
         print("interrupted; all that ran was ended and removed", file=sys.stderr)
         return 130
     except (DemoError, FoxqueueError) as error:
         print(f"demo: {error}", file=sys.stderr)
         return 1
-    for fault in faults:
-        print(f"NOT KEPT: {fault}")
-    took = f"{time.monotonic() - began:.0f} s"
-    print(f"{len(faults)} promises not kept, {took}" if faults else f"all promises kept, {took}")
-    return 1 if faults else 0
+    return judge(promises, time.monotonic() - began)
+
+
+def judge(promises: Mapping[str, Sequence[str]], took_s: float) -> int:
+    """Tell which promises were kept. Returns the exit code."""
+    for promise, faults in promises.items():
+        print(f"{'NOT KEPT' if faults else 'kept':<8}  {promise}")
+        for fault in faults:
+            print(f"          {fault}")
+    broken = sum(1 for faults in promises.values() if faults)
+    print(f"{broken or 'no'} promise{'' if broken == 1 else 's'} broken, {took_s:.0f} s")
+    return 1 if broken else 0
 
 
 def _interrupt(_number: int, _frame: FrameType | None) -> None:
     raise KeyboardInterrupt
 
 
-def perform(stage: Stage, epochs: int, spare: bool) -> list[str]:
-    """Submit, meddle, follow, print the table. Returns a sentence for each promise that was not kept."""
+def perform(stage: Stage, epochs: int, spare: bool) -> dict[str, list[str]]:
+    """Submit, meddle, follow, print the table. Returns each promise with what was wrong."""
     print("starting a private server and two simulated devices", flush=True)
     with stage.client() as fox:
         names = {device["uuid"]: f"sim:{device['index']}" for device in fox.gpus()}
@@ -129,16 +137,14 @@ def perform(stage: Stage, epochs: int, spare: bool) -> list[str]:
                 time.sleep(LOOK_S)
         found = [collect(run) for run in runs]
         print_table(found, names)
-        return broken(found, audit_trail(fox), fox.gpus())
+        return check(found, audit_trail(fox), fox.gpus())
 
 
 def submit(fox: Client, plan: Plan) -> Job:
-    one_thread = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}  # two runs share the processor
     return fox.submit(
         [sys.executable, TRAIN, *plan.arguments],
         name=plan.name,
         priority=plan.priority,
-        env=one_thread,
         tags={"demo": plan.fate},
     )
 
@@ -150,6 +156,10 @@ def look(fox: Client, runs: Sequence[Following]) -> None:
         run.job = jobs.get(run.job.number, run.job)
         if run.job.running:
             run.line = (last_lines(run.job.logs(), 1) or [""])[-1]
+        elif run.job.ended and not run.over:
+            run.over = True
+            found = accuracy_of(run.job)
+            run.line = str(run.job.reason) if found is None else f"accuracy {found:.4f}"
 
 
 def meddle(fox: Client, runs: Sequence[Following], screen: Screen, spare: bool) -> None:
@@ -179,12 +189,16 @@ def collect(run: Following) -> Run:
     """What the queue says of a run, and what the run itself printed."""
     job = run.job.refresh()
     text = job.logs()
-    accuracy = None
-    if job.succeeded:
-        with suppress(ValueError, IndexError, KeyError, TypeError):
-            accuracy = float(json.loads(text.splitlines()[-1])["accuracy"])
     resumed_from = last_number(_RESUMED, text)
-    return Run(run.plan.fate, job.to_dict(), job.rank or 0, accuracy, resumed_from, text.decode("utf-8", "replace"))
+    output_text = text.decode("utf-8", "replace")
+    return Run(run.plan.fate, job.to_dict(), job.rank or 0, accuracy_of(job), resumed_from, output_text)
+
+
+def accuracy_of(job: Job) -> float | None:
+    """From the JSON object that a run prints last."""
+    with suppress(ValueError, IndexError, KeyError, TypeError):
+        return float(json.loads(job.logs().splitlines()[-1])["accuracy"])
+    return None
 
 
 def audit_trail(fox: Client) -> list[dict[str, str]]:
@@ -235,13 +249,13 @@ class Screen:
         for run in runs:
             job = run.job
             now = (job.state, job.fence, job.losses)
-            if now == run.told:
+            if now == run.told or (job.waiting and not job.losses):
                 continue
             run.told = now
-            lost = f", {job.losses} worker lost" if job.losses else ""
-            device = f" on {self.device(job)}" if job.running or job.ended else ""
-            end = f": {run.line}" if job.succeeded else f" ({job.reason})" if job.ended else ""
-            self.say(f"job {job.number} {run.plan.name} (priority {job.priority}) {job.state}{device}{lost}{end}")
+            lost = f", after {job.losses} lost worker" if job.losses else ""
+            device = f" on {self.device(job)}" if not job.waiting else ""
+            end = f" ({run.line})" if job.ended else ""
+            self.say(f"job {job.number} {run.plan.name}, priority {job.priority}: {job.state}{device}{lost}{end}")
 
     def device(self, job: Job) -> str:
         return ", ".join(self.names.get(uuid, uuid) for uuid in job.gpu_uuids)
@@ -270,9 +284,11 @@ class Terminal(Screen):
             table.add_column(header, no_wrap=True)
         for run in runs:
             job = run.job
+            style = STYLES.get(job.state, "")
             device = "" if job.waiting else self.device(job)
-            cells = (str(job.number), run.plan.name, str(job.priority), job.state, device, str(job.losses), run.line)
-            table.add_row(*(Text(cell, style=STYLES.get(cell, "")) for cell in cells))
+            line = run.line[: max(self._live.console.width - 70, 10)]
+            cells = (str(job.number), run.plan.name, str(job.priority), job.state, device, str(job.losses), line)
+            table.add_row(*(Text(cell, style=style if cell == job.state else "") for cell in cells))
         self._live.update(table, refresh=True)
 
 

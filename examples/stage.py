@@ -55,7 +55,8 @@ class Stage:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.end()
+        for problem in self.end():
+            print(f"demo: {problem}", file=sys.stderr)
 
     def _choose_home(self) -> None:
         """For this process and all it starts: nothing of the user's own queue, neither variables nor files."""
@@ -102,7 +103,8 @@ class Stage:
         if not self._open:
             return []
         self._open = False
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # an impatient second Ctrl-C would leave things behind
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)  # an impatient second Ctrl-C would leave things behind
         problems = self._down() if self._up is not None else []
         left = self._processes()
         if left and self._up is not None:

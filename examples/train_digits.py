@@ -16,6 +16,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # before numpy is loaded: for matrices so small, more threads are slower
+
 import numpy as np
 from numpy.typing import NDArray
 from sklearn.datasets import load_digits

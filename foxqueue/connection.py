@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -29,6 +30,7 @@ _CLASSES: dict[type[Exception], str] = {
     redis.exceptions.AuthenticationError: "NOAUTH",
     redis.exceptions.NoPermissionError: "NOPERM",
 }
+_PIPELINE = re.compile(r"Command # [0-9]+ \(.*\) of pipeline caused error: ", re.DOTALL)  # put in front by redis-py
 _LOST = (redis.exceptions.ConnectionError, redis.exceptions.TimeoutError, OSError)
 
 
@@ -108,7 +110,8 @@ class Connection:
 
     def _response_error(self, error: Exception, what: str) -> ServerError:
         word = next((word for kind, word in _CLASSES.items() if isinstance(error, kind)), None)
-        word = word or (str(error).split(" ", 1)[0] if isinstance(error, redis.exceptions.ResponseError) else None)
+        if word is None and isinstance(error, redis.exceptions.ResponseError):
+            word = _PIPELINE.sub("", str(error)).split(" ", 1)[0]
         where = hide_password(self.url)
         if word in ("NOAUTH", "WRONGPASS"):
             return ServerRefused(

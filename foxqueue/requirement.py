@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from foxqueue.errors import InvalidInput
 
-_WORD = re.compile(r"([gm])(\d{1,9})\Z")
+_WORD = re.compile(r"([gm])([0-9]{1,9})\Z")
 
 
 @dataclass(frozen=True)

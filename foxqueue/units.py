@@ -12,10 +12,10 @@ DEFAULT_PRIORITY = 5
 MAX_PRIORITY = 9
 MAX_SECONDS = 365 * 86400.0  # a year: bounds every time, so that scores stay far below 2^53 us
 
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([MGT])(?:i?B)?\Z", re.IGNORECASE)
+_SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([MGT])(?:i?B)?\Z", re.IGNORECASE)
 _SIZE_MIB = {"M": 1, "G": 1024, "T": 1024 * 1024}
-_TIME = re.compile(r"(?:\d+(?:\.\d+)?(?:ms|s|m|h|d))+\Z")
-_TIME_PART = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
+_TIME = re.compile(r"(?:[0-9]+(?:\.[0-9]+)?(?:ms|s|m|h|d))+\Z")
+_TIME_PART = re.compile(r"([0-9]+(?:\.[0-9]+)?)(ms|s|m|h|d)")
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 

@@ -9,61 +9,16 @@ from __future__ import annotations
 import random
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import Any
 
 from queue_driver import Queue, Worker
+from queue_oracles import DEVICES, SHAPES, Oracles
 
 from foxqueue.broker import Claimed, Reply
-from foxqueue.codec import pack, unpack
+from foxqueue.codec import pack
 from foxqueue.scripts import Call
 
-DEVICES = {"GPU-1": ("g1", "g1.m1024"), "GPU-2": ("g1",)}
-SHAPES = ("g1", "g1.m1024")
-FIELDS = ("state", "fence", "gpus", "shape", "rank", "settled", "settled_as", "attempts", "losses", "finished_at")
 END_WORDS = {"succeeded", "failed", "cancelled", "released", "lost"}
-ENDED = {"succeeded", "failed", "cancelled"}
 MAX_WAITING = 8
-
-# Everything the oracles look at, in one round trip.
-LOOK = """
-local prefix, jobs = ARGV[1], {}
-for n = 1, tonumber(redis.call('GET', prefix .. 'next') or '0') do
-  jobs[n] = redis.call('HMGET', prefix .. 'job:' .. n, unpack(ARGV, 4))
-end
-local pending = {}
-for i, shape in ipairs({ 'g1', 'g1.m1024' }) do
-  pending[i] = redis.call('ZRANGE', prefix .. 'pending:' .. shape, 0, -1, 'WITHSCORES')
-end
-local sets = {}
-for i, name in ipairs({ 'scheduled', 'running', 'finished', 'failed' }) do
-  sets[i] = redis.call('ZRANGE', prefix .. name, 0, -1)
-end
-local devices = {}
-for i, name in ipairs({ 'GPU-1', 'GPU-2' }) do
-  devices[i] = { redis.call('HGET', prefix .. 'granted', name), redis.call('GET', prefix .. 'lease:' .. name) }
-end
-return { jobs, pending, sets, devices, redis.call('XRANGE', prefix .. 'events', ARGV[2], '+') }
-"""
-
-# All data of the namespace, deadlines and the reaper's own time left out.
-PICTURE = """
-local prefix, found = ARGV[1], {}
-local passing = { [prefix .. 'looked'] = 1, [prefix .. 'swept'] = 1, [prefix .. 'grace_until'] = 1 }
-for _, key in ipairs(redis.call('KEYS', '*')) do
-  local kind = redis.call('TYPE', key).ok
-  if passing[key] then
-  elseif key == prefix .. 'running' then found[#found + 1] = { key, redis.call('ZRANGE', key, 0, -1) }
-  elseif kind == 'string' then found[#found + 1] = { key, redis.call('GET', key) }
-  elseif kind == 'hash' then found[#found + 1] = { key, redis.call('HGETALL', key) }
-  elseif kind == 'zset' then found[#found + 1] = { key, redis.call('ZRANGE', key, 0, -1, 'WITHSCORES') }
-  elseif kind == 'set' then found[#found + 1] = { key, redis.call('SMEMBERS', key) }
-  elseif kind == 'list' then found[#found + 1] = { key, redis.call('LRANGE', key, 0, -1) }
-  elseif kind == 'stream' then
-    found[#found + 1] = { key, redis.call('XLEN', key), redis.call('XREVRANGE', key, '+', '-', 'COUNT', 1) }
-  end
-end
-return found
-"""
 
 
 @dataclass
@@ -100,20 +55,14 @@ class Fuzz:
     late: list[Sent] = field(default_factory=list)
     delayed: list[Call] = field(default_factory=list)
     left: list[Claimed] = field(default_factory=list)
-    highest: dict[str, int] = field(default_factory=dict)
     words: dict[tuple[int, str], str] = field(default_factory=dict)
-    ended: dict[int, tuple[Any, ...]] = field(default_factory=dict)
-    events: dict[int, Counter[str]] = field(default_factory=dict)
-    last_of: dict[int, str] = field(default_factory=dict)
-    last_event: str = "0"
     done: Counter[str] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
         self.chance = random.Random(self.seed)
         self.broker = self.queue.broker
         self.redis, self.keys = self.broker.redis, self.broker.keys
-        self.look = self.redis.register_script(LOOK)
-        self.picture = self.redis.register_script(PICTURE)
+        self.oracles = Oracles(self.queue, self.done)
         self.broker.settings()
         self.seats = [Seat(self._worker(device)) for device in (*DEVICES, *DEVICES)]
 
@@ -129,7 +78,7 @@ class Fuzz:
             way = self.chance.choices(ways, weights)[0]
             try:
                 way()
-                self.check()
+                self.oracles.check()
             except AssertionError as error:
                 raise AssertionError(f"seed {self.seed}, step {number}, {way.__name__}: {error}") from error
         return self.done
@@ -144,10 +93,10 @@ class Fuzz:
             known = self.words.setdefault((run.number, run.fence), reply.word)
             assert known == reply.word, f"the end of job {run.number} was {known}, and is {reply.word} now"
         if self.chance.random() < 0.3:
-            before = self._picture()
+            before = self.oracles.picture()
             again = self.broker.send(call)[0]
             self._same(verb, reply, again)
-            self._unchanged(before, f"the same {verb} again, answered {again.word}")
+            self.oracles.unchanged(before, f"the same {verb} again, answered {again.word}")
         if self.chance.random() < 0.2:
             self.late.append(Sent(verb, call, run))
         return reply
@@ -157,14 +106,6 @@ class Fuzz:
             assert again.word == "stale", f"{verb}: {first.word}, sent again: {again.word}"
         else:
             assert again == first, f"{verb} answered {first}, sent again {again}"
-
-    def _picture(self) -> dict[bytes, Any]:
-        return {key: value for key, *value in self.picture(args=[self.keys.prefix])}
-
-    def _unchanged(self, before: dict[bytes, Any], what: str) -> None:
-        after = self._picture()
-        changed = [key.decode() for key in {*before, *after} if before.get(key) != after.get(key)]
-        assert not changed, f"{what} changed {changed}"
 
     # --- users -----------------------------------------------------------------------------------------
 
@@ -210,8 +151,8 @@ class Fuzz:
         if reply.word == "ok":
             seat.run = Claimed.of(reply)
             device, fence = seat.worker.device, int(seat.run.fence)
-            assert fence > self.highest.get(device, 0), f"the fence of {device} fell to {fence}"
-            self.highest[device] = fence
+            assert fence > self.oracles.highest.get(device, 0), f"the fence of {device} fell to {fence}"
+            self.oracles.highest[device] = fence
 
     do_claim.weight = 8  # type: ignore[attr-defined]
 
@@ -261,11 +202,11 @@ class Fuzz:
         if seat and seat.run:
             calls = [self._end_call(seat.run)[1], seat.worker.claim_call()]
             replies = self.broker.send(*calls)
-            before = self._picture()
+            before = self.oracles.picture()
             again = self.broker.send(*calls)
             self._same("end", replies[0], again[0])
             self._same("claim", replies[1], again[1])
-            self._unchanged(before, "the same round trip again")
+            self.oracles.unchanged(before, "the same round trip again")
             self._drop(seat)
             if replies[1].word == "ok":
                 seat.run = Claimed.of(replies[1])
@@ -302,9 +243,9 @@ class Fuzz:
         if sent.verb == "heartbeat" and sent.run and job.get("fence") == sent.run.fence and job["state"] == "running":
             self.broker.send(sent.call)  # of the current run: it may heal the lease key
             return
-        before = self._picture()
+        before = self.oracles.picture()
         word = self.broker.send(sent.call)[0].word
-        self._unchanged(before, f"a late copy of {sent.verb}, answered {word},")
+        self.oracles.unchanged(before, f"a late copy of {sent.verb}, answered {word},")
         self.done["late copy"] += 1
 
     do_late_copy.weight = 4  # type: ignore[attr-defined]
@@ -314,13 +255,17 @@ class Fuzz:
         if self.left:
             run = self.chance.choice(self.left)
             verb, call = self._end_call(run)
+            if self.chance.random() < 0.3:
+                verb, call = "log", self.broker.log_call(run.number, run.fence, self.chance.randrange(9999), 0, b"old")
             job = self.queue.job(run.number)
             if job["state"] == "running" and job["fence"] == run.fence:
                 self.send(verb, call, run)  # its worker died: this is what a successor does
                 return
-            before = self._picture()
+            before = self.oracles.picture()
             word = self.broker.send(call)[0].word
-            self._unchanged(before, f"{verb} of an old run, answered {word},")
+            self.oracles.unchanged(before, f"{verb} of an old run, answered {word},")
+
+    do_late_end_of_an_old_run.weight = 4  # type: ignore[attr-defined]
 
     def do_deliver_delayed(self) -> None:
         if self.delayed:
@@ -357,82 +302,3 @@ class Fuzz:
         assert not ahead or limit == 1, "a deadline far ahead was left"
 
     do_sweep.weight = 3  # type: ignore[attr-defined]
-
-    # --- oracles ---------------------------------------------------------------------------------------
-
-    def check(self) -> None:
-        """The queue makes sense."""
-        jobs, pending, sets, devices, events = self.look(
-            args=[self.keys.prefix, f"({self.last_event}", "", *FIELDS], client=self.redis
-        )
-        table = {n: dict(zip(FIELDS, map(_text, values), strict=True)) for n, values in enumerate(jobs, 1)}
-        self._one_set(table, pending, sets)
-        self._devices(table, devices)
-        self._once(table)
-        self._counters(table, events)
-
-    def _one_set(self, table: dict[int, dict[str, str]], pending: list[Any], sets: list[Any]) -> None:
-        where: dict[int, list[str]] = {number: [] for number in table}
-        for shape, members in zip(SHAPES, pending, strict=True):
-            for member, score in zip(members[::2], members[1::2], strict=True):
-                job = table[int(member)]
-                where[int(member)].append("pending")
-                assert job["shape"] == shape, f"job {int(member)} of {job['shape']} stands in {shape}"
-                assert float(job["rank"]) == float(score), f"job {int(member)} stands at {score}: {job}"
-        for name, members in zip(("scheduled", "running", "finished", "failed"), sets, strict=True):
-            for member in members:
-                where[int(member)].append(name)
-        for number, job in table.items():
-            expected = "finished" if job["state"] in ("succeeded", "cancelled") else job["state"]
-            assert where[number] == [expected], f"job {number} stands in {where[number]}: {job}"
-
-    def _devices(self, table: dict[int, dict[str, str]], devices: list[Any]) -> None:
-        running = {number: job for number, job in table.items() if job["state"] == "running"}
-        owners: dict[str, int] = {}
-        for number, job in running.items():
-            other = owners.setdefault(job["gpus"], number)
-            assert other == number, f"jobs {other} and {number} both run on {job['gpus']}"
-        for device, (grant, lease) in zip(DEVICES, devices, strict=True):
-            given = _text(grant).split(" ")
-            if device in owners:
-                job = running[owners[device]]
-                assert given == [job["fence"], f"job:{owners[device]}"], f"{device} is granted to {given}: {job}"
-            assert lease is None or _text(lease) == given[0], f"{device}: lease {lease!r}, granted {given}"
-            fence = int(given[0] or 0)
-            assert fence >= self.highest.get(device, 0), f"the fence of {device} fell to {fence}"
-            self.highest[device] = fence
-
-    def _once(self, table: dict[int, dict[str, str]]) -> None:
-        """An end is for ever, and its result is the accepted run's."""
-        for number, job in table.items():
-            if job["state"] not in ENDED:
-                assert number not in self.ended, f"job {number} had ended: {self.ended[number]}, is {job}"
-                continue
-            end = tuple(job.values())
-            if self.ended.setdefault(number, end) is end and job["settled_as"] == "succeeded":
-                outcome = unpack(self.redis.get(self.keys.result(number)))
-                assert outcome == {"fence": job["settled"]}, f"job {number}: result of {outcome}, {job}"
-                self.done["accepted"] += 1
-            assert self.ended[number] == end, f"job {number} had ended as {self.ended[number]}, is {end}"
-
-    def _counters(self, table: dict[int, dict[str, str]], events: list[Any]) -> None:
-        for entry, fields in events:
-            self.last_event = entry.decode()
-            pairs = dict(zip(fields[::2], fields[1::2], strict=True))
-            number, name = int(pairs[b"job"]), pairs[b"event"].decode()
-            self.events.setdefault(number, Counter())[name] += 1
-            self.last_of[number] = name
-        for number, job in table.items():
-            seen = self.events.get(number, Counter())
-            lost = seen["lose"] + seen["reap"]
-            assert int(job["losses"]) == lost, f"job {number}: {job}, {dict(seen)}"
-            kept = (
-                job["settled_as"] == "cancelled" and self.last_of[number] == "release"
-            )  # a cancelled run keeps its own
-            attempts = seen["claim"] - seen["release"] - lost + kept
-            assert int(job["attempts"]) == attempts, f"job {number}: {job}, {dict(seen)}"
-            assert seen["complete"] <= 1, f"job {number} completed more than once"
-
-
-def _text(value: Any) -> str:
-    return "" if value is None else value.decode()

@@ -8,7 +8,9 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -50,11 +52,24 @@ class Stack:
 
     def start(self, *arguments: str, environ: Mapping[str, str] | None = None) -> subprocess.Popen[bytes]:
         """Start ``foxqueue …`` in the background; its messages go to a file in the root."""
-        log = (self.root / f"{arguments[0]}.log").open("ab")
-        with log:
+        return self._start([str(FOXQUEUE), *arguments], arguments[0], {**self.environ, **(environ or {})})
+
+    def start_worker(self, gpu: str, *flags: str, before: str = "") -> subprocess.Popen[bytes]:
+        """Start one worker in the background; its messages go to ``worker.log``.
+
+        Args:
+            gpu: its device.
+            flags: ``--simulate …``.
+            before: Python that runs in its process first, to stop or kill it at a place that no signal could hit.
+        """
+        code = f"{before}\nimport sys\nfrom workers.__main__ import main\nsys.exit(main(sys.argv[1:]))"
+        return self._start([sys.executable, "-P", "-c", code, "--gpu", gpu, *flags], "worker", self.environ)
+
+    def _start(self, command: list[str], name: str, environ: Mapping[str, str]) -> subprocess.Popen[bytes]:
+        with (self.root / f"{name}.log").open("ab") as log:
             process = subprocess.Popen(
-                [str(FOXQUEUE), *arguments],
-                env={**self.environ, **(environ or {})},
+                command,
+                env=environ,
                 cwd=self.work,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -63,6 +78,12 @@ class Stack:
             )
         self._started.append(process)
         return process
+
+    def serve(self, ttl_ms: int = 2000) -> None:
+        """Start our own server without workers, under short leases."""
+        self.start("server")
+        until(lambda: self.fox("ls", check=False).returncode == 0, 15, "the server")
+        self.api.broker.configure(ttl_ms)
 
     def up(self, *flags: str, workers: int = 2, seconds: float = 30.0) -> subprocess.Popen[bytes]:
         """Start ``foxqueue up`` and wait until its workers have registered."""
@@ -104,9 +125,19 @@ class Stack:
         """Submit a command and return its number."""
         return int(self.fox("submit", "--quiet", *flags, "--", *command).stdout)
 
+    def queue(self, *command: str | bytes, **options: Any) -> int:
+        """Submit from this process, which is quicker than a command, and return the number."""
+        options.setdefault("cwd", self.work)
+        return self.api.submit(command, **options).number
+
     def client(self) -> Client:
-        """A client of this home in this process."""
-        return Client(home=str(self.home))
+        """A new client of this home in this process."""
+        return Client(url=self.environ.get("FOXQUEUE_URL"), home=str(self.home))
+
+    @cached_property
+    def api(self) -> Client:
+        """One client for all of a test, over every restart of the server."""
+        return self.client()
 
     # --- looking ---------------------------------------------------------------------------------------
 
@@ -115,12 +146,26 @@ class Stack:
         found: dict[str, Any] = json.loads(self.fox("show", str(number), "--json").stdout)
         return found
 
+    def job(self, number: int) -> dict[str, Any]:
+        """The same object, without a command."""
+        found: dict[str, Any] = self.api.job(number).to_dict()
+        return found
+
+    def events(self, number: int, *names: str) -> list[dict[str, str]]:
+        """What the audit trail says about a job, oldest first; only these events, if there are names."""
+        entries: Any = self.api.redis.xrange(self.api.broker.keys.events)
+        found = [{key.decode(): value.decode() for key, value in fields.items()} for _, fields in entries]
+        return [event for event in found if event["job"] == str(number) and (not names or event["event"] in names)]
+
+    def devices(self) -> dict[str, dict[str, Any]]:
+        """The registered devices by UUID."""
+        return {device["uuid"]: device for device in self.api.gpus()}
+
     def await_state(self, number: int, *states: str, seconds: float = 20.0) -> dict[str, Any]:
         """Wait until a job is in one of the states."""
-        client = self.client()
 
         def arrived() -> dict[str, Any] | None:
-            found: dict[str, Any] = client.job(number).to_dict()
+            found = self.job(number)
             return found if found["state"] in states else None
 
         found = until(arrived, seconds, f"job {number} in {states}")
@@ -130,10 +175,9 @@ class Stack:
     def worker_of(self, number: int) -> ProcessId:
         """The worker process that has a running job."""
         name = self.await_state(number, "running")["worker"]
-        client = self.client()
 
         def registered() -> ProcessId | None:
-            pids = [worker["pid"] for worker in client.workers() if worker["id"] == name]
+            pids = [worker["pid"] for worker in self.api.workers() if worker["id"] == name]
             return ProcessId.of(pids[0]) if pids else None
 
         found = until(registered, 10, f"worker {name} registered")
@@ -142,13 +186,26 @@ class Stack:
 
     def processes_of(self, number: int) -> list[int]:
         """Living processes of a job's current run, by their mark."""
-        job = self.client().job(number)
-        instance = self.client().broker.settings().instance
-        return marked(MARK, f"{instance}/{number}-{job.born}/{job.fence}")
+        return marked(MARK, self.mark_of(number))
+
+    def mark_of(self, number: int) -> str:
+        """The mark of a job's current run."""
+        job = self.api.job(number)
+        return f"{self.api.broker.settings().instance}/{number}-{job.born}/{job.fence}"
+
+    def runner_of(self, number: int) -> ProcessId:
+        """The runner of a running job: the parent of its first process."""
+        first = until(lambda: self.processes_of(number), 10, "processes of the job")[0]
+        parent = int(Path(f"/proc/{first}/stat").read_text().rpartition(")")[2].split()[1])
+        found = ProcessId.of(parent)
+        assert found is not None
+        return found
 
     def all_processes(self) -> list[int]:
-        """Everything that runs for this home: by its environment, and what descends from that."""
-        pids = set(marked("FOXQUEUE_HOME", str(self.home)))
+        """Everything that runs for this home: what names it in its environment or command, and its descendants."""
+        name = os.fsencode(self.home)
+        listed = (path.name for path in Path("/proc").iterdir())
+        pids = {int(pid) for pid in listed if pid.isdigit() and _names(int(pid), name)}
         for pid in list(pids):
             pids.update(descendants(pid))
         return sorted(pids - {os.getpid()})
@@ -175,6 +232,35 @@ class Stack:
             if identity is not None:
                 identity.send(signal.SIGCONT)
         self.kill_everything()
+
+
+@contextmanager
+def ended(stack: Stack) -> Iterator[Stack]:
+    """The stack, ended afterwards."""
+    try:
+        yield stack
+    finally:
+        stack.end()
+
+
+def until_exists(flag: Path) -> tuple[str, ...]:
+    """A command that goes on until the file is there."""
+    code = f"import os, time\nwhile not os.path.exists({str(flag)!r}): time.sleep(0.02)"
+    return (sys.executable, "-S", "-c", code)
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether a process was stopped by a signal."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+
+
+def _names(pid: int, name: bytes) -> bool:
+    with suppress(OSError):
+        for what in ("environ", "cmdline"):
+            text = Path(f"/proc/{pid}/{what}").read_bytes() + b"\0"
+            if any(name + end in text for end in (b"/", b"\0")):
+                return True
+    return False
 
 
 def _kill(pid: int) -> None:

@@ -94,7 +94,8 @@ class Run:
             run_dir = launch.encode(self._order.run_dir)
             record_file = RecordFile(run_dir)
             self._output = launch.open_output(run_dir)
-            self._start(self._output)
+            if self._may_start():
+                self._start(self._output)
         except launch.LaunchError as error:
             self._error = str(error)
         except OSError as error:
@@ -108,6 +109,12 @@ class Run:
             except OSError as error:  # the worker, if there is one, still hears it
                 note(self._order.run_dir, f"exit record not written: {error}")
         return record
+
+    def _may_start(self) -> bool:
+        """Whether the order still holds: a worker that stood still since its claim may have lost the job."""
+        self._obey()
+        self._look_at_clocks()
+        return self._kill_at is None
 
     def _start(self, output: int) -> None:
         pid = launch.spawn(self._order, output)

@@ -11,6 +11,7 @@ from typing import Any
 
 from foxqueue.broker import Broker
 from foxqueue.config import Config
+from foxqueue.doctor import server_warnings
 from foxqueue.errors import FoxqueueError, InvalidInput, NoServer, ServerUnavailable
 from foxqueue.gpu import Device, discover
 from foxqueue.listening import neighbour
@@ -177,6 +178,8 @@ class _Up:
         broker = Broker.connect(url, self._config.namespace, password, timeout_s=2.0)
         try:
             broker.configure(self._lease_ttl_ms)
+            for warning in server_warnings(broker):
+                say(f"warning: {warning}")
             since_ms = broker.server_time_ms()
             for device in devices:
                 say(f"{device.ref}  {device.name}  {_memory(device)}{device.uuid}")

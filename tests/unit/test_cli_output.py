@@ -7,6 +7,7 @@ import json
 import logging
 
 import pytest
+from pretend import quiet_logs
 
 from foxqueue import logs
 from foxqueue.cli import output
@@ -72,15 +73,10 @@ def test_other_words_are_refused(environ: dict[str, str]) -> None:
 
 def test_a_json_log_is_an_object_a_line() -> None:
     stream = io.StringIO()
-    logger = logging.getLogger("foxqueue")
-    before = logger.handlers[:], logger.level, logger.propagate
-    try:
+    with quiet_logs():
         logs.configure({"FOXQUEUE_LOG": "info,json"}, stream=stream)
         logging.getLogger("foxqueue.test").info("one %s\nline", "text")
         logging.getLogger("foxqueue.test").debug("not this")
-    finally:
-        logger.handlers[:], logger.propagate = before[0], before[2]
-        logger.setLevel(before[1])
     lines = [json.loads(line) for line in stream.getvalue().splitlines()]
     assert [(line["level"], line["logger"], line["message"]) for line in lines] == [
         ("info", "foxqueue.test", "one text\nline")

@@ -5,21 +5,25 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from pretend import quiet_logs
 
 from foxqueue.cli import main
 
 
 @pytest.fixture(autouse=True)
-def _no_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _no_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for name in [name for name in os.environ if name.startswith("FOXQUEUE_")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("FOXQUEUE_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     monkeypatch.chdir(tmp_path)
+    with quiet_logs():
+        yield
 
 
 @pytest.mark.parametrize(
