@@ -215,7 +215,7 @@ class Broker:
             OutcomeUnknown, ServerUnavailable: see :meth:`resend`; there are too many shapes.
         """
         token = token or secrets.token_hex(16)
-        env = pack(job.env)
+        env = pack(dict(sorted(job.env.items())))  # one content, one digest, whatever the order
         digest = sha256(env).hexdigest()
         call = self.scripts.call(
             "enqueue",

@@ -21,7 +21,7 @@ ENDED: Final = frozenset({SUCCEEDED, FAILED, CANCELLED})
 # verb -> (states it starts from, states it leads to); "-" is "no job yet".
 TRANSITIONS: Final[dict[str, tuple[frozenset[str], frozenset[str]]]] = {
     "enqueue": (frozenset({"-"}), frozenset({PENDING})),
-    "promote": (frozenset({SCHEDULED}), frozenset({PENDING})),
+    "promote": (frozenset({SCHEDULED}), frozenset({PENDING, FAILED})),
     "claim": (frozenset({PENDING}), frozenset({RUNNING, FAILED})),
     "heartbeat": (frozenset({RUNNING}), frozenset({RUNNING})),
     "complete": (frozenset({RUNNING}), frozenset({SUCCEEDED, CANCELLED})),

@@ -93,6 +93,7 @@ class Worker:
         self._holding.recover(self._wait_a_little, self._tell_left)
         _log.info("worker %s serves %s (%s, %s)", self.name, self._device.ref, self._device.name, self._device.uuid)
         self._presence.idle()
+        self._presence.register()
         while not self._inbox.stops or self._answered is not None:
             self._turn()
         self._leave()
@@ -149,7 +150,7 @@ class Worker:
         if self._unanswered is None:
             if not self._usable():
                 self._presence.register()
-                self._look_around()
+                self._stand_aside()
                 self._wait(self._poll_s)
                 return
             self._unanswered = self._claim_call(self._fitting())
@@ -306,10 +307,10 @@ class Worker:
 
     # --- waiting and telling ---------------------------------------------------------------------------
 
-    def _look_around(self) -> None:
-        """An idle poll that claims nothing still looks after what time brings."""
+    def _stand_aside(self) -> None:
+        """Claim nothing: pass on what this worker was woken for, and still look after what time brings."""
         try:
-            self._broker.sweep()
+            self._broker.send(self._claim_call([], waits=False), self._broker.sweep_call())
         except ServerError as error:
             self._away(error)
 

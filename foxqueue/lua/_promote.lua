@@ -1,4 +1,4 @@
--- promote: scheduled -> pending
+-- promote: scheduled -> pending, failed
 -- NEEDS scheduled
 -- Jobs whose time has come, at most `limit`. A retry keeps its tick, so its rank is unchanged.
 local function promote(limit)
@@ -10,6 +10,9 @@ local function promote(limit)
       redis.call('HSET', job_key(n), 'state', 'pending')
       ready(n, job[2], job[3])
       event('promote', n)
+    else
+      over(n, 'failed', 'bad_payload', 'its record in Redis cannot be read')
+      event('fail', n, 'reason', 'bad_payload')
     end
   end
   return #due

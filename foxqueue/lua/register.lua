@@ -11,6 +11,7 @@
 -- ARGV[5] candidate name of this namespace's life, if it has none
 -- INCLUDE _drains _clock _instance
 -- RETURNS {ok, instance}, or {stale, instance} for a late copy, which changes nothing
+local SILENT_MS = 15000
 local standing = redis.call('HGET', gpus, device)
 if standing then
   local of, count = string.match(standing, '^(%S+) (%d+) ')
@@ -18,8 +19,9 @@ if standing then
   if of == worker and tonumber(sequence) <= tonumber(count) then
     return { 'stale', life }
   end
-  if of ~= worker and known then
-    return { 'stale', life } -- the device has had another worker since
+  -- The device has had another worker since, unless that one has been silent for so long that it is gone.
+  if of ~= worker and known and tonumber(redis.call('ZSCORE', workers, of) or '0') > now_ms - SILENT_MS then
+    return { 'stale', life }
   end
 end
 begin_life(candidate)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from queue_driver import Queue
 
+from foxqueue.broker import NewJob
 from foxqueue.codec import pack
 
 
@@ -240,6 +241,12 @@ def test_environments_are_stored_once_per_content(queue: Queue) -> None:
     assert queue.broker.redis.pttl(queue.broker.keys.env(digest)) > 89 * 86400 * 1000
 
 
+def test_the_same_environment_in_another_order_is_stored_once(queue: Queue) -> None:
+    for env in ({"A": "1", "B": "2"}, {"B": "2", "A": "1"}):
+        queue.broker.enqueue(NewJob("job", "g1", 5, 0, 1000, pack({}), env))
+    assert queue.job(1)["env"] == queue.job(2)["env"]
+
+
 def test_settings_go_into_an_empty_namespace_only(queue: Queue) -> None:
     from foxqueue.errors import SettingsDiffer
 
@@ -250,3 +257,24 @@ def test_settings_go_into_an_empty_namespace_only(queue: Queue) -> None:
     assert queue.broker.configure(2000) == changed
     with pytest.raises(SettingsDiffer):
         queue.broker.configure(3000)
+
+
+def test_a_scheduled_job_that_cannot_be_read_becomes_a_dead_letter(queue: Queue) -> None:
+    number = queue.enqueue(retries=1)
+    queue.fail(queue.worker().claim(), delay_ms=0)
+    redis, keys = queue.broker.redis, queue.broker.keys
+    redis.hdel(keys.job(number), "rank")
+    queue.reap()
+    job = queue.job(number)
+    assert (job["state"], job["reason"]) == ("failed", "bad_payload")
+    assert redis.zscore(keys.failed, number) is not None and redis.zcard(keys.scheduled) == 0
+
+
+def test_a_worker_takes_its_device_back_from_one_that_died_before_its_register_came(queue: Queue) -> None:
+    broker, redis, keys = queue.broker, queue.broker.redis, queue.broker.keys
+    late = broker.register_call("dead", "GPU-1", 1, b"late")
+    assert queue.send(broker.register_call("alive", "GPU-1", 1, b"one")) == "ok"
+    assert queue.send(late) == "ok"  # nobody can know that it is dead
+    assert queue.send(broker.register_call("alive", "GPU-1", 2, b"two")) == "stale"
+    redis.zincrby(keys.workers, -20_000, "dead")  # it stays silent
+    assert queue.send(broker.register_call("alive", "GPU-1", 3, b"three")) == "ok"

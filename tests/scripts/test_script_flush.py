@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -63,6 +64,33 @@ def test_whoever_meets_a_forgotten_script_loads_them_all(queue: Queue) -> None:
     queue.broker.redis.script_flush()
     queue.broker.sweep()
     assert known(queue) == set(scripts.names())
+
+
+def test_while_somebody_does_nothing_else(queue: Queue) -> None:
+    over = threading.Event()
+
+    def flush() -> None:
+        other = queue.broker.blocking(1)
+        while not over.is_set():
+            other.script_flush()
+        other.close()
+
+    thread = threading.Thread(target=flush)
+    thread.start()
+    try:
+        worker = queue.worker()
+        for _ in range(30):
+            queue.enqueue()
+            run = worker.claim()
+            assert queue.beat(run) == "ok"
+            ended, swept = queue.broker.send(
+                queue.broker.complete_call(run.number, run.fence, b""), queue.broker.sweep_call()
+            )
+            assert ended.word == "succeeded" and swept.word in ("ok", "no")
+    finally:
+        over.set()
+        thread.join()
+    assert queue.broker.redis.zcard(queue.broker.keys.finished) == 30
 
 
 def pipeline(queue: Queue, *, before: bool = False, between: bool = False) -> tuple[Claimed, list[str]]:
