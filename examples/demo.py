@@ -34,7 +34,7 @@ from foxqueue.cli.output import last_lines
 
 TRAIN = Path(__file__).resolve().with_name("train_digits.py")
 LIMIT_S = 300.0
-LOOK_S = 0.2
+LOOK_S = 0.1
 _EPOCH = re.compile(rb"epoch (\d+)/")
 _RESUMED = re.compile(rb"going on from epoch (\d+)")
 STYLES = {"running": "cyan", "succeeded": "green", "failed": "red", "cancelled": "magenta"}
@@ -74,7 +74,7 @@ def plans(epochs: int) -> list[Plan]:
         for hidden in ("64", "128,64")
     ]
     return [
-        Plan("loses-its-worker", "high", ("--epochs", str(epochs * 2), "--lr", "0.2"), "loses its worker"),
+        Plan("loses-its-worker", "high", ("--epochs", str(epochs * 4), "--lr", "0.2"), "loses its worker"),
         Plan("to-be-cancelled", "high", ("--epochs", "100000"), "is cancelled"),
         *sweep[:3],
         Plan("to-fail", "medium", ("--epochs", str(epochs), "--fail-at", "3"), "fails"),
@@ -173,8 +173,10 @@ def meddle(fox: Client, runs: Sequence[Following], screen: Screen, spare: bool) 
             screen.say(f"cancelling job {run.job.number} in its epoch {epoch + 1}")
             run.job.cancel()
         elif run.plan.fate == "loses its worker" and epoch >= int(run.plan.arguments[1]) // 2 and not spare:
+            pid = next((worker["pid"] for worker in fox.workers() if worker["job"] == run.job.number), None)
+            if pid is None:
+                continue  # it has just ended
             run.done = True
-            pid = next(worker["pid"] for worker in fox.workers() if worker["job"] == run.job.number)
             screen.say(f"SIGKILL to worker {pid}, whose job {run.job.number} has done {epoch} epochs")
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)

@@ -62,19 +62,20 @@ def seen_device(
     if not isinstance(look, dict):
         return None
     observed = heard.get(worker_id)
-    live = observed is not None and observed >= since
+    worker_state = str(look.get("worker_state") or "idle")
+    left = worker_state == "lost"  # its own last word: it was told to stop, and has
+    live = observed is not None and observed >= since and not left
     holder = granted.get(uuid, "").partition(" ")[2]
     job = int(holder[4:]) if holder.startswith("job:") and holder[4:].isdigit() else None
     state, detail = str(look.get("state") or "free"), str(look.get("detail") or "")
     if not live:
-        state, detail = "unavailable", "its worker is gone"
+        state, detail = "unavailable", "its worker was stopped" if left else "its worker is gone"
     elif job is not None:
         state = "leased"
     elif holder == "dirty":
         state = "dirty"
     elif state == "leased":
         state = "free"  # the grant ended after the worker's last look
-    worker_state = str(look.get("worker_state") or "idle")
     return SeenDevice(
         uuid=uuid,
         index=number(look.get("index")),

@@ -21,7 +21,7 @@ from foxqueue.locks import lock_places
 SLOW_MS = 20.0
 CLOCKS_APART_MS = 5000
 PINGS = 20
-_DURABLE = "append-only file on: CONFIG SET appendonly yes, and the same in its configuration file"
+_DURABLE = "switch it on: CONFIG SET appendonly yes, and the same in its configuration file"
 
 
 @dataclass(frozen=True)

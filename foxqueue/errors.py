@@ -90,5 +90,9 @@ class DeviceHeld(FoxqueueError):
     """Somebody else holds the device's file lock. The text names the holder."""
 
 
+class LeftoverProcesses(FoxqueueError):
+    """Processes of an earlier run still use a device and cannot be killed."""
+
+
 class AlreadyRunning(FoxqueueError):
     """Another `foxqueue up` serves this home."""

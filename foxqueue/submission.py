@@ -7,7 +7,6 @@ import pwd
 import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from hashlib import sha256
 from pathlib import Path
 from typing import TypedDict
 
@@ -114,7 +113,6 @@ def prepare(request: Request, environ: Mapping[str, str]) -> Submission:
         "cwd": cwd,
         "umask": capture.current_umask() if request.umask is None else _count(request.umask, "umask", 0o777),
         "env": given,
-        "env_digest": sha256(pack(captured.env)).hexdigest(),
         "time_limit_s": time_limit(request.time_limit),
         "visible": request.visible,
         "tags": tags(request.tags),

@@ -98,6 +98,10 @@ class Stack:
         done = self.fox("workers", "--json", check=False)
         return len(json.loads(done.stdout)) if done.returncode == 0 else 0
 
+    def exit_status(self, pid: int, seconds: float = 20.0) -> int:
+        """Wait for the end of a background process."""
+        return next(process for process in self._started if process.pid == pid).wait(seconds)
+
     def log(self, name: str) -> str:
         """What a background command said."""
         path = self.root / f"{name}.log"

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from foxqueue.config import Config
-from foxqueue.errors import DeviceHeld
+from foxqueue.errors import DeviceHeld, LeftoverProcesses
 from foxqueue.gpu import Device
 from foxqueue.locks import DeviceLock, lock_places
 from foxqueue.processes import ProcessId
@@ -25,17 +25,19 @@ class Holding:
         device: what is held.
         worker: name of the worker.
         host: name of the machine.
+        tell: tells the queue how a run ended that a dead worker left; false when it could not.
 
     Raises:
         NoDevice, InvalidInput: there is no place for lock files.
     """
 
-    def __init__(self, config: Config, device: Device, worker: str, host: str) -> None:
+    def __init__(self, config: Config, device: Device, worker: str, host: str, tell: Callable[[LeftRun], bool]) -> None:
         places = lock_places(device.kind, config.machine_dir, os.environ)
         self._config = config
         self._device = device
         self._worker = worker
         self._host = host
+        self._tell = tell
         self._seat = DeviceLock(device.uuid, "worker", places)
         self.gpu = DeviceLock(device.uuid, "gpu", places)
 
@@ -78,23 +80,24 @@ class Holding:
             f"{record.get('namespace', 'unknown')}, home {record.get('home', 'unknown')}): stop that one first"
         )
 
-    def recover(self, wait: Callable[[], bool], tell: Callable[[LeftRun], None]) -> None:
+    def recover(self, wait: Callable[[], bool]) -> None:
         """End what a predecessor left, and tell its outcome. Does nothing while another queue has the device.
 
         Args:
             wait: waits a moment; false when the worker is to stop.
-            tell: tells the queue how the run ended.
 
         Raises:
-            DeviceHeld: something of it cannot be killed.
+            LeftoverProcesses: something of it cannot be killed.
         """
-        if not take_over(self.gpu, self.is_ours, wait):
-            return
-        left = clean_up(self.gpu, self.is_ours)
-        if left is not None:
-            tell(left)
-        self.done()
-        self.gpu.release()
+        if take_over(self.gpu, self.is_ours, wait):
+            self._clean_up()
+            self.gpu.release()
+
+    def _clean_up(self) -> None:
+        if names_a_run(self.gpu):
+            left = clean_up(self.gpu, self.is_ours)
+            if left is None or self._tell(left):
+                self.done()
 
     def try_use(self) -> str:
         """Take the ``.gpu`` lock: no claim without it. Returns why not, empty when it is held now."""
@@ -102,10 +105,8 @@ class Holding:
             holder = self.gpu.read() or {}
             return f"job {holder.get('job')} of home {holder.get('home')} uses it"
         try:
-            if names_a_run(self.gpu):
-                clean_up(self.gpu, self.is_ours)
-                self.done()
-        except DeviceHeld as error:
+            self._clean_up()
+        except LeftoverProcesses as error:
             self.gpu.release()
             return str(error)
         return ""

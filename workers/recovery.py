@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from foxqueue.errors import DeviceHeld
+from foxqueue.errors import LeftoverProcesses
 from foxqueue.locks import DeviceLock
 from foxqueue.processes import ProcessId, kill_marked
 from workers.runs import MARK, read_exit_record
@@ -85,14 +85,14 @@ def clean_up(lock: DeviceLock, ours: Callable[[Mapping[str, Any]], bool]) -> Lef
         The run whose outcome is still to be told, None when there is none or it is another queue's.
 
     Raises:
-        DeviceHeld: something of it lives on and cannot be killed.
+        LeftoverProcesses: something of it lives on and cannot be killed.
     """
     record = lock.read() or {}
     mark = record.get("mark")
     if not isinstance(mark, str):
         return None
     if not kill_marked(MARK, mark, 0.0, SWEEP_UP_S):
-        raise DeviceHeld(
+        raise LeftoverProcesses(
             f"processes of job {record.get('job')} (marked {MARK}={mark}) still use device {lock.device} and cannot "
             "be killed: end them by hand"
         )

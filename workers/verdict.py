@@ -55,7 +55,7 @@ def judge(record: Mapping[str, Any] | None, time_limit_s: float | None = None) -
             limit = f" of {format_duration(time_limit_s)}" if time_limit_s else ""
             return Verdict("fail", "timeout", f"stopped at its time limit{limit}", code)
     if record.get("signal") is not None:
-        return Verdict("fail", "signal", f"{_ending(record)}, sent from outside the queue")
+        return Verdict("fail", "signal", f"{_ending(record)}, not by the queue")
     if code == 0:
         return Verdict("complete", "exit_code", exit_code=0)
     return Verdict("fail", "exit_code", _ending(record), code)

@@ -58,7 +58,7 @@ class Worker:
         self._settings = settings
         self.host = socket.gethostname()
         self.name = f"{self.host[:24]}-{os.getpid()}-{secrets.token_hex(4)}"
-        self._holding = Holding(config, device, self.name, self.host)
+        self._holding = Holding(config, device, self.name, self.host, self._tell_left)
         self._inbox = Inbox()
         self._heart = Heart(broker_for_beats, settings, self._inbox.put)
         self._listener = Listener(broker, self.name, self._inbox.put)
@@ -82,7 +82,8 @@ class Worker:
         """Work until SIGTERM.
 
         Raises:
-            DeviceHeld: another worker serves the device, or what a dead one left on it cannot be killed.
+            DeviceHeld: another worker serves the device.
+            LeftoverProcesses: what a dead one left on it cannot be killed.
         """
         self._holding.take_seat()
         become_subreaper()
@@ -90,7 +91,7 @@ class Worker:
         self._heart.start()
         self._listener.start()
         self._standby = spawn_runner()
-        self._holding.recover(self._wait_a_little, self._tell_left)
+        self._holding.recover(self._wait_a_little)
         _log.info("worker %s serves %s (%s, %s)", self.name, self._device.ref, self._device.name, self._device.uuid)
         self._presence.idle()
         self._presence.register()
@@ -102,13 +103,13 @@ class Worker:
         self._inbox.wait(0.05)
         return not self._inbox.stops
 
-    def _tell_left(self, left: LeftRun) -> None:
-        if left.instance != self._instance():
-            return  # Redis has forgotten that life: there is nobody to tell
+    def _tell_left(self, left: LeftRun) -> bool:
         call = ending_call(self._broker, left.number, left.fence, left.verdict, codec.pack(left.record or {}))
-        if call is not None:
-            word = self._insist(call)
-            _log.warning("job %d, left by a dead worker: %s -> %s", left.number, left.verdict.verb, word)
+        if call is None or left.instance != self._instance():
+            return True  # in another life of Redis there is nobody to tell
+        word = self._insist(call)
+        _log.warning("job %d, left by a dead worker: %s -> %s", left.number, left.verdict.verb, word)
+        return word is not None
 
     def _instance(self) -> str:
         while True:
@@ -241,8 +242,9 @@ class Worker:
     def _while_running(self) -> None:
         if self._standby is None:
             self._standby = spawn_runner()
-        if self._presence.silent_s() >= self._settings.beat_ms / 1000:
-            self._presence.state = "draining" if self._inbox.stops else "busy"
+        state = "draining" if self._inbox.stops else "busy"
+        if state != self._presence.state or self._presence.silent_s() >= self._settings.beat_ms / 1000:
+            self._presence.state = state
             self._presence.register()
 
     def _take_standby(self) -> RunnerHandle:

@@ -29,7 +29,7 @@ TAIL_LINES = 20
 @json_option
 @common
 def list_jobs(states: tuple[str, ...], name: str | None, mine: bool, limit: int, as_json: bool) -> int:
-    """List jobs: pending in the order in which they would run, then running, then ended, newest first."""
+    """List jobs: pending in the order in which they would run, scheduled, running, then ended, newest first."""
     fox = client()
     fox.look()
     listing = fox.listing(states, name, mine, limit)
@@ -194,6 +194,7 @@ def cancel(numbers: tuple[int, ...], as_json: bool) -> int:
     """Cancel jobs and wait until they have ended: TERM, after 10 seconds KILL, the whole tree.
 
     Exits with 0 when all are cancelled, those that were before too; 1 when one had ended otherwise or is unknown.
+    Ctrl-C stops waiting (exit code 130); what was asked to stop will end.
     """
     fox = client()
     accepted, refused = _ask_to_cancel(fox, dict.fromkeys(numbers))
@@ -231,7 +232,10 @@ def _tell_end(job: Job) -> None:
 @json_option
 @common
 def wait(numbers: tuple[int, ...], timeout: float | None, as_json: bool) -> int:
-    """Wait until jobs have ended. Exits with 0 when all succeeded, 1 when one did not, 124 when the time is over."""
+    """Wait until jobs have ended. Exits with 0 when all succeeded, 1 when one did not, 124 when the time is over.
+
+    Ctrl-C stops waiting (exit code 130); the jobs go on.
+    """
     fox = client()
     jobs = [fox.job(number) for number in dict.fromkeys(numbers)]
     try:

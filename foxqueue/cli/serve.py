@@ -14,6 +14,9 @@ from foxqueue.cli.options import common, config, duration
 F = TypeVar("F", bound=Callable[..., Any])
 
 
+_LEASE_TTL = "Length of a lease, 300ms to 10m; only in an empty namespace. [default: 15s]"
+
+
 def _log() -> None:
     """Programs that run for long say what they do; the other commands speak when something is wrong."""
     logs.configure(os.environ, "info")
@@ -27,13 +30,19 @@ def _devices(command: F) -> F:
 
 @click.command(short_help="Run a worker for each device, and our own server.")
 @_devices
-@click.option("--lease-ttl", type=duration, metavar="TIME", help="Length of a lease; only in an empty namespace.")
+@click.option(
+    "--lease-ttl",
+    type=duration,
+    metavar="TIME",
+    help="Length of a lease, 300ms to 10m; only in an empty namespace. [default: 15s]",
+)
 @click.option("--detach", is_flag=True, help="Return when all is up, and go on in the background.")
 @common
 def up(simulate: str | None, cpu: int, lease_ttl: float | None, detach: bool) -> int:
     """Run a worker for each device of this machine, and our own server unless one is configured.
 
-    Ctrl-C, SIGTERM or foxqueue down ends it: jobs have 60 seconds to end, then they go back into the queue.
+    Ctrl-C, SIGTERM or foxqueue down ends it: jobs have 60 seconds to end, then they go back into the queue. A second
+    Ctrl-C or SIGTERM sends them back at once.
     """
     _log()
     from workers import supervisor

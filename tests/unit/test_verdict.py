@@ -44,7 +44,7 @@ def test_verdicts(given: dict[str, Any] | None, verb: str, reason: str) -> None:
 def test_an_exit_code_is_the_commands_own() -> None:
     assert judge(record(exit_code=7)).exit_code == 7
     assert judge(record(signal=9)).exit_code is None
-    assert judge(record(signal=9)).detail == "killed by SIGKILL, sent from outside the queue"
+    assert judge(record(signal=9)).detail == "killed by SIGKILL, not by the queue"
     assert judge(record(signal=11, core=True)).detail.startswith("killed by SIGSEGV (core dumped)")
     assert judge(record(signal=15, why="timeout"), 1800).detail == "stopped at its time limit of 30m00s"
 
