@@ -119,16 +119,11 @@ def test_a_worker_serves_what_cuda_visible_devices_means(machine: Machine, visib
     assert told(stack, stack.queue("sh", "-c", SHOW)) == ["PCI_BUS_ID", "1", machine.large]
     if visible == "1":
         del stack.environ["CUDA_VISIBLE_DEVICES"]
-        other = Stack(stack.root / "other", machine.state.env({}))
-        with ended(other):  # a second worker on the same GPU, of another home: refused with the holder's name
-            other.serve()
-            refused = other.fox("worker", "--gpu", machine.large, check=False)
-            holder = stack.api.workers()[0]
-            assert (
-                refused.returncode == 1
-                and f"pid {holder['pid']}" in refused.stderr
-                and str(stack.home) in refused.stderr
-            )
+        # A second worker on the same GPU, of another home and queue: refused with the holder's name.
+        environ = {"FOXQUEUE_HOME": str(stack.root / "other"), "FOXQUEUE_URL": stack.api.broker.connection.url}
+        refused = stack.fox("worker", "--gpu", machine.large, "--namespace", "other", check=False, environ=environ)
+        assert refused.returncode == 1 and f"pid {stack.api.workers()[0]['pid']}" in refused.stderr
+        assert str(stack.home) in refused.stderr
 
 
 def test_cuda_visible_devices_that_means_no_gpu_or_is_unclear_starts_nothing(machine: Machine) -> None:
@@ -152,11 +147,10 @@ def test_a_driver_upgrade_stops_no_job_and_lets_none_start(machine: Machine) -> 
     stack = machine.stack
     stack.up("--lease-ttl", "2s")
     flags = [stack.root / name for name in ("one", "two")]
-    running = [
-        stack.queue(*until_exists(flag), gpu_memory=size) for flag, size in zip(flags, ("1G", "100G"), strict=True)
-    ]
-    for number in running:
-        stack.await_state(number, "running")
+    running = []
+    for flag, size in zip(flags, ("100G", "1G"), strict=True):  # the large GPU first: the other job fits both
+        running.append(stack.queue(*until_exists(flag), gpu_memory=size))
+        stack.await_state(running[-1], "running")
     machine.state.write(*machine.lines, *(f"system error {line}" for line in MISMATCH))
     waiting = stack.queue("true")
     flags[0].touch()

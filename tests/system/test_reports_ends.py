@@ -209,14 +209,14 @@ def test_deaths_are_told_with_signal_core_and_memory(shared: Stack) -> None:
         plain.returncode = 0
         found = shared.await_state(job, "failed")
         assert (found["reason"], found["exit_code"]) == ("signal", None)
-        assert f"killed by {number.name}" in found["detail"] and "outside" in found["detail"]
+        assert f"killed by {number.name}" in found["detail"] and "not by the queue" in found["detail"]
         assert ("core dumped" in found["detail"]) == dumped
     for code, job in codes.items():
         found = shared.await_state(job, "failed")
         assert (found["reason"], found["exit_code"]) == ("exit_code", code)
         assert f"exited with {code}" in found["detail"]
     found = shared.await_state(limited, "failed")
-    assert (found["reason"], found["exit_code"]) == ("timeout", None) and "outside" not in found["detail"]
+    assert (found["reason"], found["exit_code"]) == ("timeout", None) and "not by" not in found["detail"]
 
     shown = shared.fox("show", str(jobs[signal.SIGKILL])).stdout
     assert "failed (signal)" in shown and "killed by SIGKILL" in shown and "peak memory" in shown

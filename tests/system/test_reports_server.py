@@ -106,12 +106,12 @@ def test_a_server_that_loads_its_data_is_waited_for(stack: Stack) -> None:
             pipeline.set(f"ballast:{at}", at)
         pipeline.execute()
     stack.kill_everything()
-    with slow_server(stack, 300):
+    with slow_server(stack, 160):
         began = time.monotonic()
         stack.start("up", "--simulate", "2x24G")
         until(lambda: look(listening_socket(stack.api.config)) == "loading", 15, "LOADING", every=0.005)
         listed = stack.fox("ls", "--json")
-        assert f'"number": {number}' in listed.stdout and time.monotonic() - began > 1.5
+        assert f'"number": {number}' in listed.stdout and time.monotonic() - began > 0.8
         assert stack.await_state(number, "succeeded")["attempts"] == 1
         until(lambda: len(stack.api.workers()) == 2, 15, "both workers")
 

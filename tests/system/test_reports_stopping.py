@@ -49,7 +49,7 @@ def test_term_during_a_job_waits_for_it(stack: Stack) -> None:
         flag, felt = stack.root / f"flag-{group}", stack.root / "felt"
         script = f"trap 'touch {felt}' TERM INT HUP; until [ -e {flag} ]; do sleep 0.05; done"
         number, behind = stack.queue("sh", "-c", script), stack.queue("true", priority="low")
-        stack.await_state(number, "running")
+        until(lambda: stack.processes_of(number), 10, "the job")  # noqa: B023
         (os.killpg if group else os.kill)(pid, signal.SIGTERM)
         until(lambda: stack.api.workers()[0]["state"] == "draining", 10, "a draining worker")
         assert "draining" in stack.fox("workers").stdout
@@ -93,7 +93,7 @@ def test_down_waits_for_running_jobs_and_keeps_the_others(stack: Stack) -> None:
     up = stack.up(*ONE, workers=1)
     flag = stack.root / "flag"
     number = stack.queue(*until_exists(flag))
-    stack.await_state(number, "running")
+    until(lambda: stack.processes_of(number), 10, "the job")
     behind = stack.queue("true")
     down = stack.start("down")
     until(lambda: "stopping: job" in stack.log("up"), 10, "the drain")
@@ -111,21 +111,21 @@ def test_down_waits_for_running_jobs_and_keeps_the_others(stack: Stack) -> None:
 # --- retries ------------------------------------------------------------------------------------------
 
 
-def test_retries_wait_longer_each_time_and_end_as_dead_letters(running: Stack) -> None:
+def test_retries_wait_longer_each_time_and_end_as_dead_letters(quick: Stack) -> None:
     """Exit codes, signals and time limits are retried after 0.3 s and 0.6 s; launch errors and cancels are not."""
-    times = running.root / "times"
+    times = quick.root / "times"
     times.mkdir()
     stamp = f"date +%s.%N >> {times}/$FOXQUEUE_JOB_ID; echo try $FOXQUEUE_ATTEMPT"
     more = {"retries": 2, "retry_delay": "300ms"}
-    code = running.queue("sh", "-c", f"{stamp}; exit 3", **more)
-    killed = running.queue("sh", "-c", f"{stamp}; kill -9 $$", **more)
-    limited = running.queue("sh", "-c", f"{stamp}; exec sleep 300", time_limit="200ms", retries=1, retry_delay=0)
-    saved = running.queue("sh", "-c", f"{stamp}; [ $FOXQUEUE_ATTEMPT = 3 ]", **more)
-    unstartable = running.queue("no-such-command-anywhere", **more)
-    waiting = running.await_state(code, "scheduled")
+    code = quick.queue("sh", "-c", f"{stamp}; exit 3", **more)
+    killed = quick.queue("sh", "-c", f"{stamp}; kill -9 $$", **more)
+    limited = quick.queue("sh", "-c", f"{stamp}; exec sleep 300", time_limit="200ms", retries=1, retry_delay=0)
+    saved = quick.queue("sh", "-c", f"{stamp}; [ $FOXQUEUE_ATTEMPT = 3 ]", **more)
+    unstartable = quick.queue("no-such-command-anywhere", **more)
+    waiting = quick.await_state(code, "scheduled")
     assert (waiting["waiting_for"], waiting["reason"]) == ("backoff", "exit_code")
     ends = {
-        number: running.await_state(number, "failed", "succeeded")
+        number: quick.await_state(number, "failed", "succeeded")
         for number in (code, killed, limited, saved, unstartable)
     }
     assert [(job["state"], job["reason"], job["attempts"], job["losses"]) for job in ends.values()] == [
@@ -140,9 +140,9 @@ def test_retries_wait_longer_each_time_and_end_as_dead_letters(running: Stack) -
         stamps = [float(line) for line in (times / str(number)).read_text().split()]
         gaps = [later - earlier for earlier, later in pairwise(stamps)]
         assert len(gaps) == 2 and gaps[0] >= 0.3 and gaps[1] >= 0.6 and sum(gaps) < 8, gaps
-    assert running.fox("logs", str(saved)).stdout == "try 1\ntry 2\ntry 3\n"
-    assert running.api.stats()["failed"] == 4
-    listed = [job.number for job in running.api.jobs(state="failed")]
+    assert quick.fox("logs", str(saved)).stdout == "try 1\ntry 2\ntry 3\n"
+    assert quick.api.stats()["failed"] == 4
+    listed = [job.number for job in quick.api.jobs(state="failed")]
     assert sorted(listed) == sorted([code, killed, limited, unstartable])
 
 
