@@ -348,6 +348,23 @@ class Broker:
         """Look once; any client may."""
         return self.send(self.sweep_call())[0]
 
+    def claimed_by(self, worker: str, device: str) -> tuple[int, str] | None:
+        """The run that a worker's last claim got it, if it still has the device: job number and fence.
+
+        Reading alone; what is done about it goes by the fence.
+
+        Raises:
+            ServerUnavailable: Redis is away.
+        """
+        with self.connection.errors("claims"):
+            last: Any = self.redis.hget(self.keys.claims, worker)
+            number = bytes(last or b"").partition(b":")[2]
+            if not number:
+                return None
+            found: Any = self.redis.hmget(self.keys.job(int(number)), "state", "worker", "gpus", "fence")
+        state, holder, gpus, fence = (bytes(value or b"").decode("utf-8", "replace") for value in found)
+        return (int(number), fence) if (state, holder, gpus) == ("running", worker, device) else None
+
     def environment(self, digest: str) -> bytes | None:
         """A captured environment, kept for another 90 days; None when it is gone.
 

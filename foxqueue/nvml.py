@@ -235,6 +235,7 @@ class GpuReader:
         try:
             if self._opened is None:
                 self._opened = _open_gpu(self.uuid)
+            _check_driver(self._opened[0])
             return _sample(*self._opened)
         except NvmlFault:
             self.close()
@@ -270,6 +271,25 @@ def _open_gpu(uuid: str) -> tuple[Any, Any]:
     except NvmlFault:
         _shut_down(pynvml)
         raise
+
+
+def _check_driver(pynvml: Any) -> None:
+    """Raise NvmlFault when the driver was upgraded under us: what is open goes on working, a new job would not.
+
+    Opening NVML once more is what tells of a mismatch, and costs nothing: it is counted. The library in this process
+    is the old one, though, and agrees with the old driver; then the file it came from is gone.
+    """
+    _ask(pynvml, "nvmlInit")
+    _shut_down(pynvml)
+    try:
+        maps = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return
+    if any("/libnvidia-ml.so" in line and line.endswith(" (deleted)") for line in maps.splitlines()):
+        raise NvmlFault(
+            "driver upgraded, reboot: NVIDIA's library was replaced since this worker started (where the kernel "
+            "module was reloaded too, a restart of the worker will do)"
+        )
 
 
 def _shut_down(pynvml: Any) -> None:

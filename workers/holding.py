@@ -49,8 +49,11 @@ class Holding:
         """Whether a record is of this queue."""
         return {key: record.get(key) for key in ("home", "namespace")} == self.whose()
 
-    def take_seat(self) -> None:
+    def take_seat(self) -> str | None:
         """Become the device's worker.
+
+        Returns:
+            Name of the worker of this queue that had it before, None when there was none.
 
         Raises:
             DeviceHeld: another worker is; the text names it.
@@ -60,6 +63,7 @@ class Holding:
             if time.monotonic() > deadline:
                 raise DeviceHeld(self._refusal(self._seat.read() or {}))
             time.sleep(0.02)
+        before = self._seat.read() or {}
         me = ProcessId.of()
         self._seat.write(
             {
@@ -71,6 +75,7 @@ class Holding:
                 "user": os.environ.get("USER") or str(os.getuid()),
             }
         )
+        return str(before["worker"]) if self.is_ours(before) and before.get("worker") else None
 
     def _refusal(self, record: Mapping[str, Any]) -> str:
         process = record.get("process") or {}

@@ -33,6 +33,7 @@ from workers.verdict import Verdict
 POLL_S = 5.0  # an idle worker asks at least this often, whatever wake-ups say
 AWAY_S = 1.0  # between tries while Redis is away
 AT_ONCE_S = 0.005  # a device that is clean within this is claimed for in the round trip that ends the last job
+DUE_S = 0.005  # on top of the time until a job is due, so that it is due when asked for
 GIVE_UP_S = 10.0  # that an outcome is still tried to be told when the worker is to stop
 
 _log = logging.getLogger(__name__)
@@ -85,13 +86,14 @@ class Worker:
             DeviceHeld: another worker serves the device.
             LeftoverProcesses: what a dead one left on it cannot be killed.
         """
-        self._holding.take_seat()
+        predecessor = self._holding.take_seat()
         become_subreaper()
         self._inbox.catch_signals()
         self._heart.start()
         self._listener.start()
         self._standby = spawn_runner()
         self._holding.recover(self._wait_a_little)
+        self._lose_claim_of(predecessor)
         _log.info("worker %s serves %s (%s, %s)", self.name, self._device.ref, self._device.name, self._device.uuid)
         self._presence.idle()
         self._presence.register()
@@ -110,6 +112,19 @@ class Worker:
         word = self._insist(call)
         _log.warning("job %d, left by a dead worker: %s -> %s", left.number, left.verdict.verb, word)
         return word is not None
+
+    def _lose_claim_of(self, predecessor: str | None) -> None:
+        """Give back what a dead worker of this device claimed and died before it could even write it down."""
+        while predecessor is not None and not self._inbox.stops:
+            try:
+                left = self._broker.claimed_by(predecessor, self._device.uuid)
+                if left is not None:
+                    number, fence = left
+                    word = self._broker.send(self._broker.lose_call(number, fence))[0].word
+                    _log.warning("job %d, claimed by a dead worker and not begun: %s", number, word)
+                return
+            except ServerError as error:
+                self._away(error)
 
     def _instance(self) -> str:
         while True:
@@ -212,7 +227,10 @@ class Worker:
         if reply.word == "stale":
             return  # that question was answered before; the next one is new
         self._presence.register()
-        self._wait(self._poll_s * random.uniform(0.8, 1.0))
+        pause = self._poll_s * random.uniform(0.8, 1.0)
+        if reply.rest and reply.rest[0]:
+            pause = min(pause, int(reply.rest[0]) / 1000 + DUE_S)  # a retry becomes due before that
+        self._wait(pause)
 
     def _wait(self, seconds: float) -> None:
         self._note(self._inbox.wait(seconds))

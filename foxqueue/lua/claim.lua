@@ -24,7 +24,8 @@
 -- FOUND job:<n> HASH, spec:<n> STRING
 -- INCLUDE _drains _clock _settings _instance _event _job _device _idle _ready _ended _promote
 -- RETURNS {ok, instance, number, fence, born, attempts, losses, retry_delay_ms, env digest, spec},
--- RETURNS {empty | taken | stale, instance} or {shapes, instance, version, shape...}
+-- RETURNS {empty, instance, ms until the next scheduled job is due or ''}, {taken | stale, instance}
+-- RETURNS or {shapes, instance, version, shape...}
 local function granted_reply(n, run_fence)
   local job = read_job(n, 'born', 'attempts', 'losses', 'retry_delay_ms', 'env')
   local spec = redis.call('GET', prefix .. 'spec:' .. n)
@@ -119,7 +120,8 @@ if not n then
     redis.call('PEXPIRE', prefix .. 'idle_shapes:' .. worker, 60000)
     redis.call('ZADD', idle, digits(now_ms), worker)
   end
-  return { 'empty', life }
+  local due = redis.call('ZRANGE', scheduled, 0, 0, 'WITHSCORES')[2]
+  return { 'empty', life, due and digits(math.max(tonumber(due) - now_ms, 0)) or '' }
 end
 
 local fence = tick()

@@ -74,6 +74,20 @@ def test_a_successor_on_the_device_gives_the_job_back_at_once(stack: Stack) -> N
     ]
 
 
+def test_a_successor_gives_back_what_was_claimed_and_not_yet_written_down(stack: Stack) -> None:
+    """A2: killed between the claim's answer and anything else; the next worker of the device waits for no lease."""
+    stack.serve(ttl_ms=60_000)
+    stack.start_worker("sim:0", *ONE, before=AFTER_CLAIM.format(signal="SIGKILL"))
+    number = stack.queue("true")
+    until(lambda: stack.events(number, "claim"), 10, "the claim")
+    began = time.monotonic()
+    stack.start_worker("sim:0", *ONE)
+    done = stack.await_state(number, "succeeded", seconds=15)
+    assert time.monotonic() - began < 5
+    assert (done["attempts"], done["losses"]) == (1, 1)
+    assert len(stack.events(number, "lose")) == 1
+
+
 def test_no_job_stays_running_without_a_worker(stack: Stack) -> None:
     """A1, A2: killed with its child, or between the claim's answer and the start: nobody comes back for the device."""
     stack.serve()
