@@ -11,7 +11,7 @@ from typing import Any
 
 from foxqueue import codec
 from foxqueue.broker import Broker, Claimed, NamespaceSettings
-from foxqueue.errors import ServerUnavailable
+from foxqueue.errors import ServerError, ServerUnavailable
 from foxqueue.gpu import Device
 from foxqueue.locks import DeviceLock
 from foxqueue.processes import kill_marked
@@ -19,6 +19,7 @@ from workers.environment import job_environment
 from workers.heartbeat import Beating, Heart
 from workers.inbox import Event, Inbox
 from workers.logtail import LogTail
+from workers.plan import BadPayload, Plan, read_captured, read_plan
 from workers.runs import (
     MARK,
     RunnerHandle,
@@ -93,86 +94,79 @@ class Run:
             The verdict when the job cannot even be tried, else None.
         """
         self._runner = runner
-        ttl_s = self._settings.ttl_ms / 1000
         claimed = self.claimed
         heart.begin(Beating(claimed.number, claimed.fence, claimed.instance, self._feed), self._sent_at)
-        spec = self._spec()
-        if isinstance(spec, Verdict):
-            return spec
         try:
-            environ = self._environment(spec)
-            if isinstance(environ, Verdict):
-                return environ
-            self._run_dir = make_run_dir(self._jobs_dir, claimed.instance, claimed.number, self._born, self._fence)
-            self._tail = LogTail(self._broker, claimed.number, claimed.fence, output_path(self._run_dir))
-            self._lock.write(
-                {
-                    **record,
-                    "instance": claimed.instance,
-                    "job": claimed.number,
-                    "born": self._born,
-                    "fence": self._fence,
-                    "run_dir": str(self._run_dir),
-                    "mark": self.mark,
-                    "time_limit_s": self.time_limit_s,
-                    "runner": runner.identity.to_dict() if runner.identity else None,
-                }
-            )
-            runner.start(self._order(spec, environ, self._sent_at + ttl_s), self._lock.fds)
+            plan = read_plan(claimed.spec)
+            self.time_limit_s = plan.time_limit_s
+            order = self._order(plan, self._environment(plan))
+            self._prepare(runner, record)
+        except BadPayload as error:
+            return Verdict("fail", "bad_payload", str(error))
+        except ServerUnavailable as error:
+            return Verdict("release", detail=f"Redis was away before it started: {error}")
+        except ServerError as error:
+            return Verdict("fail", "bad_payload", f"its environment cannot be read: {error}")
         except OSError as error:
             return Verdict("fail", "launch_error", f"the run cannot be prepared: {error}")
+        try:
+            runner.start(order, self._lock.fds)
+        except OSError as error:
+            return Verdict("release", detail=f"its runner died before it started: {error}")
         return None
 
-    def _spec(self) -> dict[str, Any] | Verdict:
-        try:
-            spec = codec.unpack(self.claimed.spec)
-            argv = spec["argv"]
-            version = spec["v"]
-        except (ValueError, KeyError, TypeError):
-            return Verdict("fail", "bad_payload", "what it should run cannot be read")
-        if version != 1 or not isinstance(argv, list):
-            return Verdict("fail", "bad_payload", f"it was written by a newer foxqueue (spec version {version!r})")
-        limit = spec.get("time_limit_s")
-        self.time_limit_s = float(limit) if limit else None
-        assert isinstance(spec, dict)
-        return spec
-
-    def _environment(self, spec: dict[str, Any]) -> dict[str, str] | Verdict:
-        captured: Any = {}
+    def _environment(self, plan: Plan) -> dict[str, str]:
+        captured: dict[str, str] = {}
         if self.claimed.env_digest:
-            try:
-                packed = self._broker.environment(self.claimed.env_digest)
-            except ServerUnavailable as error:
-                _log.warning("job %d: %s", self.claimed.number, error)
-                return Verdict("release", detail="Redis was away before it started")
+            packed = self._broker.environment(self.claimed.env_digest)
             if packed is None:
-                return Verdict("fail", "bad_payload", "its environment is no longer kept: submit it again")
-            captured = codec.unpack(packed)
+                raise BadPayload("its environment is no longer kept: submit it again")
+            captured = read_captured(packed)
         return job_environment(
             captured,
-            spec.get("env") or {},
+            plan.env,
             self.claimed,
             self._device,
-            visible=spec.get("visible") or "index",
+            visible=plan.visible,
             mark=self.mark,
             files=files_dir(self._jobs_dir / self.mark),
         )
 
-    def _order(self, spec: dict[str, Any], environ: dict[str, str], feed_until: float) -> dict[str, Any]:
+    def _prepare(self, runner: RunnerHandle, record: dict[str, Any]) -> None:
+        """Write down what is about to run, then make its directory: a successor finds it from here on."""
+        claimed = self.claimed
+        run_dir = self._jobs_dir / self.mark
+        self._lock.write(
+            {
+                **record,
+                "instance": claimed.instance,
+                "job": claimed.number,
+                "born": self._born,
+                "fence": self._fence,
+                "run_dir": str(run_dir),
+                "mark": self.mark,
+                "time_limit_s": self.time_limit_s,
+                "runner": runner.identity.to_dict() if runner.identity else None,
+            }
+        )
+        self._run_dir = make_run_dir(self._jobs_dir, claimed.instance, claimed.number, self._born, self._fence)
+        self._tail = LogTail(self._broker, claimed.number, claimed.fence, output_path(self._run_dir))
+
+    def _order(self, plan: Plan, environ: dict[str, str]) -> dict[str, Any]:
         return {
             "job": self.claimed.number,
             "born": self._born,
             "fence": self._fence,
-            "argv": spec["argv"],
+            "argv": plan.argv,
             "env": environ,
-            "cwd": spec.get("cwd") or "/",
-            "umask": spec.get("umask", 0o022),
-            "run_dir": str(self._run_dir),
+            "cwd": plan.cwd,
+            "umask": plan.umask,
+            "run_dir": str(self._jobs_dir / self.mark),
             "time_limit_s": self.time_limit_s,
             "grace_s": GRACE_S,
             "beat_grace_s": self._beat_grace_s,
             "clock": "monotonic",
-            "feed_until": feed_until,
+            "feed_until": self._sent_at + self._settings.ttl_ms / 1000,
         }
 
     @property

@@ -1,0 +1,62 @@
+"""A job whose record makes no sense ends, and its worker goes on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from stack import Stack
+
+from foxqueue.broker import NewJob
+from foxqueue.codec import pack
+
+GOOD: dict[str, Any] = {"v": 1, "argv": ["true"], "cwd": "/", "umask": 0o022, "env": {}, "time_limit_s": None}
+
+
+def enqueue(stack: Stack, spec: bytes) -> int:
+    return stack.api.broker.enqueue(NewJob("odd", "g1", 5, 2, 100, spec, dict(stack.environ)))[0]
+
+
+def test_specs_that_cannot_be_read_are_dead_letters_of_the_same_worker(stack: Stack) -> None:
+    stack.up("--simulate", "1x24G", workers=1)
+    before = {worker["id"] for worker in stack.api.workers()}
+    odd = [
+        {**GOOD, "v": 2},
+        {**GOOD, "argv": "true"},
+        {**GOOD, "argv": [1, 2]},
+        {**GOOD, "argv": [b"true"]},
+        {**GOOD, "cwd": None},
+        {**GOOD, "umask": "022"},
+        {**GOOD, "env": ["A=1"]},
+        {**GOOD, "env": {"A": 1}},
+        {**GOOD, "time_limit_s": "30m"},
+        {**GOOD, "visible": "all"},
+        ["argv"],
+        None,
+    ]
+    numbers = [enqueue(stack, pack(spec)) for spec in odd] + [enqueue(stack, b"\xc1 not msgpack")]
+    good = enqueue(stack, pack(GOOD))
+    lost_env = stack.submit("true", flags=("-e", "ONLY=here"))
+    assert stack.await_state(good, "succeeded")["attempts"] == 1
+    for number in numbers:
+        job = stack.job(number)
+        assert (job["state"], job["reason"]) == ("failed", "bad_payload"), (odd[number - 1], job)
+    assert stack.await_state(lost_env, "succeeded")
+    assert {worker["id"] for worker in stack.api.workers()} == before
+
+
+@pytest.mark.parametrize("damage", ["gone", "garbage", "another type"])
+def test_an_environment_that_cannot_be_read(stack: Stack, damage: str) -> None:
+    stack.serve()
+    redis, keys = stack.api.redis, stack.api.broker.keys
+    number = enqueue(stack, pack(GOOD))
+    key = keys.env(redis.hget(keys.job(number), "env").decode())
+    redis.delete(key)
+    if damage == "garbage":
+        redis.set(key, b"\xc1")
+    elif damage == "another type":
+        redis.lpush(key, "x")
+    stack.start_worker("sim:0", "--simulate", "1x24G")
+    job = stack.await_state(number, "failed")
+    assert job["reason"] == "bad_payload" and "environment" in job["detail"]
+    assert stack.await_state(enqueue(stack, pack({**GOOD, "v": 3})), "failed")["reason"] == "bad_payload"

@@ -1,0 +1,88 @@
+"""What a job wants to be run, read from its spec without trusting it. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from foxqueue import codec
+
+SPEC_VERSION = 1
+
+
+class BadPayload(ValueError):
+    """A spec or an environment that cannot be read. The text says what is wrong with it."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A command and its surroundings. ``time_limit_s`` is None without a limit."""
+
+    argv: list[str]
+    cwd: str
+    umask: int
+    env: dict[str, str]
+    visible: str
+    time_limit_s: float | None
+
+
+def read_plan(packed: bytes) -> Plan:
+    """Read a spec.
+
+    Raises:
+        BadPayload: it is malformed, or of a newer version.
+    """
+    spec = _unpack(packed, "what it should run")
+    if not isinstance(spec, dict):
+        raise BadPayload("what it should run cannot be read")
+    if spec.get("v") != SPEC_VERSION:
+        raise BadPayload(f"it was written by another version of foxqueue (spec version {spec.get('v')!r})")
+    limit = spec.get("time_limit_s")
+    plan = Plan(
+        argv=_texts(spec.get("argv"), "its command"),
+        cwd=_of(str, spec.get("cwd"), "its directory"),
+        umask=_of(int, spec.get("umask"), "its umask"),
+        env=read_environment(spec.get("env") or {}),
+        visible=_of(str, spec.get("visible") or "index", "its choice of visible devices"),
+        time_limit_s=None if limit is None else float(_of((int, float), limit, "its time limit")),
+    )
+    if plan.visible not in ("index", "uuid"):
+        raise BadPayload("its choice of visible devices cannot be read")
+    return plan
+
+
+def read_captured(packed: bytes) -> dict[str, str]:
+    """Read a captured environment.
+
+    Raises:
+        BadPayload: it is malformed.
+    """
+    return read_environment(_unpack(packed, "its environment"))
+
+
+def read_environment(value: Any) -> dict[str, str]:
+    """A mapping of text to text, or BadPayload."""
+    if not isinstance(value, Mapping):
+        raise BadPayload("its environment cannot be read")
+    _texts([*value.keys(), *value.values()], "its environment")
+    return dict(value)
+
+
+def _unpack(packed: bytes, what: str) -> Any:
+    try:
+        return codec.unpack(packed)
+    except ValueError as error:
+        raise BadPayload(f"{what} cannot be read") from error
+
+
+def _texts(value: Any, what: str) -> list[str]:
+    if not isinstance(value, list) or not all(isinstance(part, str) for part in value):
+        raise BadPayload(f"{what} cannot be read")
+    return value
+
+
+def _of(kind: Any, value: Any, what: str) -> Any:
+    if not isinstance(value, kind) or isinstance(value, bool):
+        raise BadPayload(f"{what} cannot be read")
+    return value
