@@ -17,7 +17,7 @@ demo: setup ## Run real training runs through an embedded server, kill things, p
 	$(BIN)/python examples/demo.py
 
 test: setup ## Run the tests on a real server (under five minutes on two cores)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 3
 
 check: setup ## Lint, types and layers
 	$(BIN)/ruff check .

@@ -168,13 +168,14 @@ def check_url(url: str, source: str) -> None:
 def server_socket(config: Config) -> Path:
     """Where our own server listens: under the home, or in a short 0700 directory when that path is too long."""
     path = config.machine_dir / "server" / "server.sock"
-    if len(os.fsencode(path)) <= MAX_SOCKET_PATH:
-        return path
     digest = hashlib.sha256(os.fsencode(config.machine_dir)).hexdigest()[:16]
+    candidates = [path]
     runtime = os.environ.get("XDG_RUNTIME_DIR", "")
     if runtime.startswith("/") and Path(runtime).is_dir():
-        return Path(runtime) / f"foxqueue-{digest}" / "server.sock"
-    return Path(tempfile.gettempdir()) / f"foxqueue-{os.getuid()}-{digest}" / "server.sock"
+        candidates.append(Path(runtime) / f"foxqueue-{digest}" / "server.sock")
+    for directory in (tempfile.gettempdir(), "/tmp"):
+        candidates.append(Path(directory) / f"foxqueue-{os.getuid()}-{digest}" / "server.sock")
+    return next((short for short in candidates if len(os.fsencode(short)) <= MAX_SOCKET_PATH), path)
 
 
 def listening_socket(config: Config) -> Path:

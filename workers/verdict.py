@@ -63,6 +63,8 @@ def judge(record: Mapping[str, Any] | None, time_limit_s: float | None = None) -
 
 def _ending(record: Mapping[str, Any]) -> str:
     number = record.get("signal")
+    if number is None and record.get("exit_code") is None:
+        return "ended before it started"
     if number is None:
         return f"exited with {record.get('exit_code')}"
     try:

@@ -198,7 +198,10 @@ def test_cancel_before_the_start_and_while_it_runs(stack: Stack) -> None:
 def test_deaths_are_told_with_signal_core_and_memory(shared: Stack) -> None:
     """E1: signals of its own, exit codes that look like signals, our own time limit."""
     signals = [signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT, signal.SIGTERM]
-    dies = {number: f"ulimit -c unlimited; cd {shared.root}; kill -{number.value} $$" for number in signals}
+    dies = {
+        number: f"ulimit -c unlimited; mkdir {shared.root}/$$; cd {shared.root}/$$; kill -{number.value} $$"
+        for number in signals
+    }
     jobs = {number: shared.queue("sh", "-c", script) for number, script in dies.items()}
     codes = {code: shared.queue("sh", "-c", f"exit {code}") for code in (1, 137, 255)}
     limited = shared.queue("sleep", "300", time_limit="300ms")

@@ -77,7 +77,7 @@ def test_kill_that_follows_the_start_at_once(rig: Rig) -> None:
     rig.handle.kill("cancel", 0.0)
     record = rig.ended(5)
     assert record["why"] == "cancel"
-    assert record["signal"] in (signal.SIGTERM, signal.SIGKILL)
+    assert record["signal"] in (signal.SIGTERM, signal.SIGKILL, None)  # None: it came before the start
 
 
 def test_a_stopped_job_takes_the_term(rig: Rig) -> None:

@@ -11,6 +11,7 @@ import socket
 import stat
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -215,8 +216,7 @@ def test_home_with_spaces_and_a_long_path_works(tmp_path: Path) -> None:
 def test_server_started_under_another_runtime_directory_is_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    runtime = tmp_path / "run"
-    runtime.mkdir()
+    runtime = Path(tempfile.mkdtemp(prefix="fq-"))  # a short one
     config = load_config(home=tmp_path / ("long" * 30), environ={"HOME": str(tmp_path)}, cwd=tmp_path)
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(runtime))
     try:
@@ -229,6 +229,7 @@ def test_server_started_under_another_runtime_directory_is_found(
     finally:
         stop_server(config)
         clear(config)
+        shutil.rmtree(runtime, ignore_errors=True)
 
 
 # --- refusals -----------------------------------------------------------------------------------------
