@@ -108,7 +108,7 @@ class Broker:
         try:
             return cls.connect(url, config.namespace, password, patience_s=patience_s, timeout_s=timeout_s)
         except ServerUnavailable as error:
-            if config.url:
+            if config.url or error.definite:
                 raise
             raise NoServer(f"no server: run foxqueue up ({error})") from error
 

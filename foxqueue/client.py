@@ -362,8 +362,14 @@ class Job:
         return self
 
     def logs(self) -> bytes:
-        """What is kept of its output: the last 64 KiB, both streams as they came."""
-        return b"".join(piece.data for piece in self._client.inspector.log(self.number))
+        """What is kept of its output: the last 64 KiB, both streams as they came.
+
+        Raises:
+            JobNotFound, JobGone: there is no such job.
+        """
+        pieces = self._client.inspector.log(self.number)
+        self.refresh()  # afterwards: what was read belongs to the job that still has the number
+        return b"".join(piece.data for piece in pieces)
 
     def follow(self) -> Iterator[bytes]:
         """Output as it comes, over all attempts, beginning with what is kept; ends when the job has ended."""

@@ -84,7 +84,7 @@ class Keys:
 
     @property
     def shapes_version(self) -> str:
-        """STRING: counts changes of ``shapes``."""
+        """STRING: tick of the last new one in ``shapes``."""
         return self._key("shapes_version")
 
     @property

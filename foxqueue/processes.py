@@ -192,7 +192,25 @@ def become_subreaper() -> None:
         raise OSError(number, os.strerror(number), "prctl(PR_SET_CHILD_SUBREAPER)")
 
 
-def kill_marked(name: str, value: str, grace_s: float, deadline_s: float) -> bool:
+def session_of(leader: ProcessId) -> list[int]:
+    """Living processes of the session that ``leader`` began, itself included, also when it is gone.
+
+    Its number is not given out again while the session lives; if somebody else has it, the session is over.
+    """
+    if leader.boot_id != boot_id() or leader.pid_ns != pid_namespace():
+        return []
+    now = ProcessId.of(leader.pid)
+    if now is not None and now != leader:
+        return []
+    found = []
+    for pid in _all_pids():
+        stat = _stat(pid)
+        if stat is not None and int(stat[3]) == leader.pid and stat[0] not in ("Z", "X"):
+            found.append(pid)
+    return found
+
+
+def kill_marked(name: str, value: str, grace_s: float, deadline_s: float, leader: ProcessId | None = None) -> bool:
     """End every process that carries ``NAME=VALUE`` in its environment, and what descends from one.
 
     TERM first, and after the grace STOP and KILL, again and again until several scans in a row find nothing.
@@ -203,6 +221,7 @@ def kill_marked(name: str, value: str, grace_s: float, deadline_s: float) -> boo
         value: of the variable, whole.
         grace_s: seconds between TERM and KILL; 0 kills at once.
         deadline_s: seconds after which to give up, the grace included.
+        leader: of a session whose processes are ended likewise: one may have cleaned its environment.
 
     Returns:
         Whether none is left.
@@ -211,7 +230,7 @@ def kill_marked(name: str, value: str, grace_s: float, deadline_s: float) -> boo
     asked: set[ProcessId] = set()
     empty = 0
     while empty < _EMPTY_SCANS:
-        found = _marked_tree(name, value)
+        found = _marked_tree(name, value, leader)
         empty = 0 if found else empty + 1
         now = time.monotonic()
         if found and now - began >= deadline_s:
@@ -229,10 +248,10 @@ def kill_marked(name: str, value: str, grace_s: float, deadline_s: float) -> boo
     return True
 
 
-def _marked_tree(name: str, value: str) -> set[ProcessId]:
+def _marked_tree(name: str, value: str, leader: ProcessId | None) -> set[ProcessId]:
     own = os.getpid()
     pids: set[int] = set()
-    for pid in marked(name, value):
+    for pid in (*marked(name, value), *(session_of(leader) if leader else ())):
         if pid != own and pid not in pids:
             pids.add(pid)
             pids.update(descendants(pid))

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from foxqueue.broker import Broker
-from foxqueue.errors import ServerUnavailable
+from foxqueue.errors import ServerError
 
 TAIL_BYTES = 64 * 1024
 PIECE_BYTES = 16 * 1024
@@ -45,7 +45,7 @@ class LogTail:
         ]
         try:
             self._broker.send(*calls)
-        except ServerUnavailable:
+        except ServerError:
             return False
         offset, data = pieces[-1]
         self._read += offset + len(data) - self._sent

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import signal
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,8 @@ from workers.runs import MARK, read_exit_record
 from workers.verdict import Verdict, judge
 
 SWEEP_UP_S = 20.0
+TAKEOVER_S = 5.0  # a runner that is told to end its job has ended it within 2 s, unless it is stopped or sick
+DEVICE_MARK = "FOXQUEUE_GPUS"
 
 _log = logging.getLogger(__name__)
 
@@ -36,7 +39,7 @@ def left_runner(lock: DeviceLock) -> ProcessId | None:
     record = lock.read() or {}
     try:
         runner = ProcessId.from_dict(record["runner"])
-    except (KeyError, ValueError):
+    except (KeyError, TypeError, ValueError):
         return None
     return runner if runner.alive() else None
 
@@ -44,7 +47,8 @@ def left_runner(lock: DeviceLock) -> ProcessId | None:
 def take_over(lock: DeviceLock, ours: Callable[[Mapping[str, Any]], bool], wait: Callable[[], bool]) -> bool:
     """Get the device's ``.gpu`` lock, ending the run of our own dead predecessor that still holds it.
 
-    Until runs are adopted, the job is ended and runs again.
+    Until runs are adopted, the job is ended and runs again. A runner that does not end it is killed, and what is left
+    of the job is found by :func:`clean_up`.
 
     Args:
         lock: the ``.gpu`` lock, not held.
@@ -55,6 +59,7 @@ def take_over(lock: DeviceLock, ours: Callable[[Mapping[str, Any]], bool], wait:
         Whether the lock is held. False when somebody else has the device, or we are to stop.
     """
     asked: ProcessId | None = None
+    asked_at = 0.0
     while not lock.acquire():
         record = lock.read() or {}
         if not ours(record):
@@ -63,19 +68,35 @@ def take_over(lock: DeviceLock, ours: Callable[[Mapping[str, Any]], bool], wait:
         if runner is not None and runner != asked:
             _log.warning("ending job %s, which a dead worker left running", record.get("job"))
             runner.send(signal.SIGTERM)
-            asked = runner
+            runner.send(signal.SIGCONT)  # a stopped one takes the TERM only when it goes on
+            asked, asked_at = runner, time.monotonic()
+        elif runner is not None and time.monotonic() - asked_at > TAKEOVER_S:
+            _log.error("the runner of job %s does not end it: killing the runner", record.get("job"))
+            runner.send(signal.SIGKILL)
+            asked_at = time.monotonic()
         if not wait():
             return False
     return True
 
 
 def names_a_run(lock: DeviceLock) -> bool:
-    """Whether the lock's record names a run that nobody has cleaned up after."""
-    return isinstance((lock.read() or {}).get("mark"), str)
+    """Whether the lock's record names a run that nobody has cleaned up after, or cannot be read."""
+    record = lock.read()
+    return record is None or isinstance(record.get("mark"), str)
+
+
+def _leader(record: Mapping[str, Any]) -> ProcessId | None:
+    try:
+        return ProcessId.from_dict(record["leader"])
+    except (KeyError, TypeError, ValueError):
+        return None
 
 
 def clean_up(lock: DeviceLock, ours: Callable[[Mapping[str, Any]], bool]) -> LeftRun | None:
     """Make sure that nothing is left of the run that the held lock's record names, and say how it ended.
+
+    Found are processes by the mark and by the session that the job began. When the record cannot be read, every
+    process that was given this device counts.
 
     Args:
         lock: the ``.gpu`` lock, held.
@@ -87,13 +108,16 @@ def clean_up(lock: DeviceLock, ours: Callable[[Mapping[str, Any]], bool]) -> Lef
     Raises:
         LeftoverProcesses: something of it lives on and cannot be killed.
     """
-    record = lock.read() or {}
-    mark = record.get("mark")
-    if not isinstance(mark, str):
+    record = lock.read()
+    if record is None:
+        name, value, leader, record = DEVICE_MARK, lock.device, None, {}
+    elif isinstance(record.get("mark"), str):
+        name, value, leader = MARK, record["mark"], _leader(record)
+    else:
         return None
-    if not kill_marked(MARK, mark, 0.0, SWEEP_UP_S):
+    if not kill_marked(name, value, 0.0, SWEEP_UP_S, leader):
         raise LeftoverProcesses(
-            f"processes of job {record.get('job')} (marked {MARK}={mark}) still use device {lock.device} and cannot "
+            f"processes of job {record.get('job')} (marked {name}={value}) still use device {lock.device} and cannot "
             "be killed: end them by hand"
         )
     if not ours(record):

@@ -11,10 +11,10 @@ from typing import Any
 
 from foxqueue import codec
 from foxqueue.broker import Broker, Claimed, NamespaceSettings
-from foxqueue.errors import ServerError, ServerUnavailable
+from foxqueue.errors import ServerError, ServerRefused, ServerUnavailable
 from foxqueue.gpu import Device
 from foxqueue.locks import DeviceLock
-from foxqueue.processes import kill_marked
+from foxqueue.processes import ProcessId, kill_marked
 from workers.environment import job_environment
 from workers.heartbeat import Beating, Heart
 from workers.inbox import Event, Inbox
@@ -79,6 +79,8 @@ class Run:
         self._killed_for: set[str] = set()
         self._drain_until: float | None = None
         self._record: dict[str, Any] | None = None
+        self._written: dict[str, Any] = {}
+        self._leader: dict[str, Any] | None = None
 
     # --- starting --------------------------------------------------------------------------------------
 
@@ -103,7 +105,7 @@ class Run:
             self._prepare(runner, record)
         except BadPayload as error:
             return Verdict("fail", "bad_payload", str(error))
-        except ServerUnavailable as error:
+        except (ServerUnavailable, ServerRefused) as error:
             return Verdict("release", detail=f"Redis was away before it started: {error}")
         except ServerError as error:
             return Verdict("fail", "bad_payload", f"its environment cannot be read: {error}")
@@ -136,19 +138,18 @@ class Run:
         """Write down what is about to run, then make its directory: a successor finds it from here on."""
         claimed = self.claimed
         run_dir = self._jobs_dir / self.mark
-        self._lock.write(
-            {
-                **record,
-                "instance": claimed.instance,
-                "job": claimed.number,
-                "born": self._born,
-                "fence": self._fence,
-                "run_dir": str(run_dir),
-                "mark": self.mark,
-                "time_limit_s": self.time_limit_s,
-                "runner": runner.identity.to_dict() if runner.identity else None,
-            }
-        )
+        self._written = {
+            **record,
+            "instance": claimed.instance,
+            "job": claimed.number,
+            "born": self._born,
+            "fence": self._fence,
+            "run_dir": str(run_dir),
+            "mark": self.mark,
+            "time_limit_s": self.time_limit_s,
+            "runner": runner.identity.to_dict() if runner.identity else None,
+        }
+        self._lock.write(self._written)
         self._run_dir = make_run_dir(self._jobs_dir, claimed.instance, claimed.number, self._born, self._fence)
         self._tail = LogTail(self._broker, claimed.number, claimed.fence, output_path(self._run_dir))
 
@@ -206,7 +207,7 @@ class Run:
                 stops = inbox.stops
                 self._drain(stops)
             if self._drain_until is not None and time.monotonic() >= self._drain_until:
-                self._kill("shutdown", GRACE_S)
+                self._kill("shutdown", GRACE_S, "its worker stops")
             if self._tail is not None:
                 self._tail.pump()
             each_look()
@@ -219,19 +220,20 @@ class Run:
         for message in runner.hear():
             if message.get("op") == "exited":
                 self._record = message["record"]
+            elif message.get("op") == "started":
+                self._leader = message["process"]
+                self._lock.write({**self._written, "leader": self._leader})
 
     def _obey(self, event: Event, heart: Heart) -> None:
         if event.fence not in ("", self.claimed.fence):
             return  # about an earlier run
         if event.kind == "cancel":
-            _log.info("job %d: cancelled by %s", self.claimed.number, event.text)
-            self._kill("cancel", GRACE_S)
+            self._kill("cancel", GRACE_S, f"cancelled by {event.text}")
         elif event.kind == "asked":
             heart.hurry()  # the token may be a late one: the beat's answer says whether it is meant
         elif event.kind == "lost":
             why = "lease_lost" if event.text == "taken" else "stale"
-            _log.warning("job %d: the lease was refused (%s): ending the run", self.claimed.number, event.text)
-            self._kill(why, self._beat_grace_s)
+            self._kill(why, self._beat_grace_s, f"the lease was refused ({event.text})")
         elif event.kind == "away":
             _log.warning("Redis is away, job %d goes on: %s", self.claimed.number, event.text)
         elif event.kind == "again":
@@ -242,9 +244,10 @@ class Run:
         self._drain_until = now if stops > 1 else now + DRAIN_S
         _log.info("stopping: job %d has %d s to end", self.claimed.number, self._drain_until - now)
 
-    def _kill(self, why: str, grace_s: float) -> None:
+    def _kill(self, why: str, grace_s: float, text: str) -> None:
         """Tell the runner, who keeps the first reason; a later one can only bring the end nearer."""
         if self._runner is not None and why not in self._killed_for:
+            _log.warning("job %d: %s: ending the run", self.claimed.number, text)
             self._killed_for.add(why)
             with suppress(OSError):
                 self._runner.kill(why, grace_s)
@@ -269,7 +272,8 @@ class Run:
         runner.process.kill()
         runner.process.wait()  # only then have its children become ours
         gone = kill_orphans(keep, SWEEP_UP_S)
-        if not (kill_marked(MARK, self.mark, 0.0, SWEEP_UP_S) and gone):
+        leader = ProcessId.from_dict(self._leader) if self._leader else None
+        if not (kill_marked(MARK, self.mark, 0.0, SWEEP_UP_S, leader) and gone):
             _log.error("job %d: processes of its run cannot be killed", self.claimed.number)
 
     def _finish(self, runner: RunnerHandle, keep: Sequence[int]) -> None:

@@ -17,7 +17,6 @@ from foxqueue.errors import ServerError
 from foxqueue.gpu import Device, Probe, discover, find
 from foxqueue.places import home_id
 from foxqueue.processes import ProcessId, become_subreaper, children
-from foxqueue.requirement import fits, parse_shape
 from foxqueue.scripts import Call
 from workers.ending import ending_call
 from workers.heartbeat import Heart
@@ -25,6 +24,7 @@ from workers.holding import Holding
 from workers.inbox import Event, Inbox
 from workers.listener import Listener
 from workers.presence import Presence
+from workers.questions import Questions
 from workers.recovery import LeftRun
 from workers.run import Run
 from workers.runs import RunnerHandle, spawn_runner
@@ -68,12 +68,8 @@ class Worker:
         self._poll_s = min(POLL_S, settings.beat_ms / 1000)
         self._standby: RunnerHandle | None = None
         self._done: list[RunnerHandle] = []
-        self._question = 0
-        self._unanswered: Call | None = None
-        self._answered: tuple[Reply, float] | None = None
-        self._version = "?"
-        self._shapes: list[str] = []
-        self._woken: list[str] = []
+        self._questions = Questions(broker, self.name, device, self.host)
+        self._answered: Reply | None = None
         self._is_away = False
         self._said = ""
 
@@ -107,7 +103,10 @@ class Worker:
 
     def _tell_left(self, left: LeftRun) -> bool:
         call = ending_call(self._broker, left.number, left.fence, left.verdict, codec.pack(left.record or {}))
-        if call is None or left.instance != self._instance():
+        instance = self._instance()
+        if instance is None:
+            return False
+        if call is None or left.instance != instance:
             return True  # in another life of Redis there is nobody to tell
         word = self._insist(call)
         _log.warning("job %d, left by a dead worker: %s -> %s", left.number, left.verdict.verb, word)
@@ -126,21 +125,23 @@ class Worker:
             except ServerError as error:
                 self._away(error)
 
-    def _instance(self) -> str:
-        while True:
+    def _instance(self) -> str | None:
+        """The namespace's life, None when we are to stop before Redis says."""
+        while not self._inbox.stops:
             try:
                 return self._broker.settings().instance
             except ServerError as error:
                 self._away(error)
+        return None
 
     def _leave(self) -> None:
         """Leave no trace of an idle worker: what it was woken for, another takes."""
         self._presence.state = "lost"
         self._presence.overlay("unavailable", "its worker was stopped")
         try:
-            if self._unanswered is not None:
-                self._give_back(self._broker.send(self._unanswered)[0])
-            self._broker.send(self._claim_call([], waits=False), self._presence.register_call())
+            if self._questions.unanswered is not None:
+                self._give_back(self._broker.send(self._questions.unanswered)[0])
+            self._broker.send(self._questions.decline(), self._presence.register_call())
         except ServerError as error:
             _log.warning("leaving without a word: %s", error)
         if self._standby is not None:
@@ -160,25 +161,23 @@ class Worker:
         """Look, claim, run; or wait."""
         self._reap()
         if self._answered is not None:
-            (reply, sent_at), self._answered = self._answered, None
-            self._answer(reply, sent_at)
+            reply, self._answered = self._answered, None
+            self._answer(reply)
             return
-        if self._unanswered is None:
-            if not self._usable():
-                self._presence.register()
-                self._stand_aside()
-                self._wait(self._poll_s)
-                return
-            self._unanswered = self._claim_call(self._fitting())
-        sent_at = time.monotonic()
+        if self._questions.unanswered is None and not self._usable():
+            self._presence.register()
+            self._stand_aside()
+            self._wait(self._poll_s)
+            return
+        question = self._questions.unanswered or self._questions.ask(self._presence.seen)
         try:
-            reply, _ = self._broker.send(self._unanswered, self._broker.sweep_call())
+            reply, _ = self._broker.send(question, self._broker.sweep_call())
         except ServerError as error:
             self._away(error)  # the same question is asked again: an answer that was lost may have been a job
             return
-        self._unanswered = None
+        self._questions.unanswered = None
         self._back()
-        self._answer(reply, sent_at)
+        self._answer(reply)
 
     def _usable(self) -> bool:
         """Look at the device, and take its file lock."""
@@ -194,35 +193,17 @@ class Worker:
         self._say("")
         return True
 
-    def _fitting(self) -> list[str]:
-        return [shape for shape in self._shapes if self._fits(shape)]
-
-    def _fits(self, shape: str) -> bool:
-        need = parse_shape(shape)
-        if need is None:
-            return False
-        kind, seen = self._device.kind, self._presence.seen
-        return fits(need, kind, seen.memory_total_mib) and fits(need, kind, seen.memory_free_mib)
-
-    def _claim_call(self, fitting: Sequence[str], *, waits: bool = True) -> Call:
-        self._question += 1
-        woken, self._woken = self._woken, []
-        return self._broker.claim_call(
-            self.name, self._question, self._device.uuid, self.host, self._version, woken, fitting, waits=waits
-        )
-
-    def _answer(self, reply: Reply, sent_at: float) -> None:
+    def _answer(self, reply: Reply) -> None:
         if reply.word == "ok":
             claimed = Claimed.of(reply)
             if self._inbox.stops:
                 self._end(claimed, Verdict("release", detail="its worker was stopped"), codec.pack({}))
-            else:
-                self._run(claimed, sent_at)
+            elif self._is_ours(claimed):
+                self._run(claimed, self._questions.asked_at)
             return
         self._holding.gpu.release()
         if reply.word == "shapes":
-            self._version = reply.rest[0].decode()
-            self._shapes = [shape.decode() for shape in reply.rest[1:]]
+            self._questions.learn(reply)
             return
         if reply.word == "stale":
             return  # that question was answered before; the next one is new
@@ -232,11 +213,28 @@ class Worker:
             pause = min(pause, int(reply.rest[0]) / 1000 + DUE_S)  # a retry becomes due before that
         self._wait(pause)
 
+    def _is_ours(self, claimed: Claimed) -> bool:
+        """Whether a job may be begun. One whose claim was answered late is asked about: its lease may have run out."""
+        if self._questions.age_s() <= self._settings.beat_ms / 1000:
+            return True
+        beat_at = time.monotonic()
+        try:
+            word = self._broker.send(self._broker.heartbeat_call(claimed.number, claimed.fence))[0].word
+        except ServerError as error:
+            _log.warning("job %d: claimed late, and Redis is away again: %s", claimed.number, error)
+            return True  # the runner's timer counts from the claim: if that is too long ago, nothing is started
+        if word == "ok":
+            self._questions.asked_at = beat_at
+            return True
+        _log.warning("job %d: claimed late, and lost by now (%s)", claimed.number, word)
+        self._holding.gpu.release()
+        return False
+
     def _wait(self, seconds: float) -> None:
         self._note(self._inbox.wait(seconds))
 
     def _note(self, events: Sequence[Event]) -> None:
-        self._woken += [event.text for event in events if event.kind == "token"]
+        self._questions.woken_for([event.text for event in events if event.kind == "token"])
 
     # --- a job -----------------------------------------------------------------------------------------
 
@@ -283,7 +281,7 @@ class Worker:
         _log.log(level, "job %d: %s %s %s -> %s", claimed.number, verdict.verb, verdict.reason, verdict.detail, word)
         if word is not None:
             self._holding.done()
-        if self._answered is None and self._unanswered is None:
+        if self._answered is None and self._questions.unanswered is None:
             self._holding.gpu.release()
 
     def _insist(self, call: Call, *, claims: bool = False) -> str | None:
@@ -295,7 +293,7 @@ class Worker:
         """
         gave_up_at = None
         if claims and self._clean_at_once():
-            self._unanswered = self._claim_call(self._fitting())
+            self._questions.ask(self._presence.seen)
         while True:
             self._heart.moved = time.monotonic()
             try:
@@ -309,12 +307,11 @@ class Worker:
                 self._away(error)
 
     def _send_ending(self, call: Call) -> str:
-        sent_at = time.monotonic()
-        if self._unanswered is None:
+        if self._questions.unanswered is None:
             (ended,) = self._broker.send(call)
         else:
-            ended, claimed = self._broker.send(call, self._unanswered)
-            self._unanswered, self._answered = None, (claimed, sent_at)
+            ended, self._answered = self._broker.send(call, self._questions.unanswered)
+            self._questions.unanswered = None
         self._back()
         return ended.word
 
@@ -330,7 +327,7 @@ class Worker:
     def _stand_aside(self) -> None:
         """Claim nothing: pass on what this worker was woken for, and still look after what time brings."""
         try:
-            self._broker.send(self._claim_call([], waits=False), self._broker.sweep_call())
+            self._broker.send(self._questions.decline(), self._broker.sweep_call())
         except ServerError as error:
             self._away(error)
 

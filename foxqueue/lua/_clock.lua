@@ -10,7 +10,7 @@ local function digits(number)
 end
 
 local function tick()
-  local last = tonumber(redis.call('GET', clock) or '0')
+  local last = tonumber(redis.call('GET', clock) or '0') or 0
   local next_tick = digits(math.max(now_us, last + 1))
   redis.call('SET', clock, next_tick)
   return next_tick

@@ -4,6 +4,12 @@ local function lease_key(name)
   return prefix .. 'lease:' .. name
 end
 
+-- The fence in a lease key; false for none. A value of another type is somebody else's.
+local function lease_value(name)
+  local value = redis.pcall('GET', lease_key(name))
+  return type(value) == 'table' and 'malformed' or value
+end
+
 local function grant_text(given_fence, n)
   return given_fence .. ' job:' .. n
 end

@@ -8,7 +8,7 @@ local function ended(n, run_fence, devices, word)
     if redis.call('HGET', granted, name) == grant_text(run_fence, n) then
       redis.call('HSET', granted, name, run_fence .. ' -')
     end
-    if redis.call('GET', lease_key(name)) == run_fence then
+    if lease_value(name) == run_fence then
       redis.call('DEL', lease_key(name))
     end
   end

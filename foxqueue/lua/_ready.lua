@@ -8,7 +8,7 @@ end
 local function ready(n, shape_name, rank)
   redis.call('ZADD', prefix .. 'pending:' .. shape_name, rank, n)
   if redis.call('HSETNX', shapes, shape_name, digits(now_ms)) == 1 then
-    redis.call('INCR', shapes_version)
+    redis.call('SET', shapes_version, tick()) -- a count would repeat after lost data
     wake_all()
   else
     wake_one(shape_name)

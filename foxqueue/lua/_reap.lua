@@ -3,11 +3,11 @@
 -- Reaping keeps its own time. If nobody looked for half a lease, or the clock went back, everybody was away:
 -- then nothing is taken until every live worker has had the time to beat again.
 local function look()
-  local last = tonumber(redis.call('GET', looked) or '0')
+  local last = tonumber(redis.call('GET', looked) or '0') or 0
   local gap = now_ms - last
   local lease_ms = ttl_ms + margin_ms
   redis.call('SET', looked, digits(now_ms))
-  local grace = tonumber(redis.call('GET', grace_until) or '0')
+  local grace = tonumber(redis.call('GET', grace_until) or '0') or 0
   if gap > ttl_ms / 2 or gap < 0 or grace > now_ms + lease_ms then
     grace = now_ms + lease_ms
     redis.call('SET', grace_until, digits(grace))

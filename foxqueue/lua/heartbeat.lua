@@ -16,7 +16,7 @@ if word then
 end
 local job = read_job(number, 'gpus', 'cancel_requested')
 for name in string.gmatch(job[1] or '', '[^,]+') do
-  local value = redis.call('GET', lease_key(name))
+  local value = lease_value(name)
   if redis.call('HGET', granted, name) ~= grant_text(fence, number) or (value and value ~= fence) then
     return { 'taken', life }
   end

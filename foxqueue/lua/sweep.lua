@@ -21,7 +21,7 @@
 -- INCLUDE _drains _clock _settings _instance _event _job _device _idle _ready _ended _lost _promote _reap
 -- RETURNS {ok, instance, promoted, reaped}, or {no, instance} when another swept within the last second
 local may_reap = look()
-local last = tonumber(redis.call('GET', swept) or '0')
+local last = tonumber(redis.call('GET', swept) or '0') or 0
 if now_ms - last < math.min(1000, ttl_ms / 4) and now_ms >= last then
   return { 'no', life }
 end

@@ -192,4 +192,4 @@ def test_a_thousand_shapes_are_the_most(queue: Queue) -> None:
     assert queue.enqueue(shape="g1.m5000") == 1002
     redis, keys = queue.broker.redis, queue.broker.keys
     assert redis.hlen(keys.shapes) == 1000 and not redis.hexists(keys.shapes, "g1.m1")
-    assert int(redis.get(keys.shapes_version)) == version + 1
+    assert int(redis.get(keys.shapes_version)) > version
