@@ -44,7 +44,7 @@ class Reply:
     def of(cls, answer: Any) -> Reply:
         """Read what a script returned."""
         word, instance, *rest = answer
-        return cls(word.decode(), instance.decode(), tuple(rest))
+        return cls(word.decode(), instance.decode("utf-8", "replace"), tuple(rest))
 
 
 @dataclass(frozen=True)

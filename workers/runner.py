@@ -152,10 +152,13 @@ class Run:
         except ChildProcessError:
             return True
         if self._status is not None and not self._rest:
-            # The main process left something behind. Without a reason of ours its own status counts.
+            # The main process left something behind. Without a reason of ours its own status counts. When the end
+            # was under way already, the rest has the time that it was given: a shell dies of the TERM at once, and
+            # the training behind it still writes its checkpoint.
             self._rest = True
             self._limit_at = None
-            self._end(None, min(self._order.grace_s, REST_GRACE_S))
+            if self._kill_at is None:
+                self._end(None, min(self._order.grace_s, REST_GRACE_S))
         return False
 
     def _obey(self) -> None:

@@ -285,3 +285,23 @@ def test_many_processes_end_together(rig: Rig) -> None:
     rig.handle.kill("cancel", 0.0)
     rig.ended(5)
     assert not marked(MARK, rig.mark)
+
+
+def test_what_a_shell_started_has_the_whole_grace(rig: Rig) -> None:
+    """The shell dies of the TERM; the program behind it takes three seconds to save, and has them."""
+    code = (
+        "import signal, sys, threading\n"
+        "def term(*_):\n"
+        "    threading.Event().wait(3.0)\n"
+        "    print('saved', flush=True)\n"
+        "    sys.exit(0)\n"
+        "signal.signal(signal.SIGTERM, term)\n"
+        "print('up', flush=True)\n"
+        "threading.Event().wait(60)\n"
+    )
+    rig.start(["sh", "-c", '"$@"; echo after', "sh", *PYTHON, code])
+    rig.wait_for_output(b"up")
+    rig.handle.kill("cancel", 10.0)
+    record = rig.ended(9)
+    assert (record["signal"], record["killed"]) == (signal.SIGTERM, False)
+    assert b"saved" in rig.output()
