@@ -27,6 +27,9 @@ _NO_SECRETS = frozenset({"SSH_AUTH_SOCK"})
 # True only of the shell that submitted.
 _OF_THE_SHELL = frozenset({"_", "OLDPWD", "SHLVL"})
 
+# What Python sets LC_CTYPE to.
+_COERCED = frozenset({"C.UTF-8", "C.utf8", "UTF-8"})
+
 _SET_BY_WORKER = frozenset({"CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"})
 
 
@@ -62,8 +65,9 @@ def capture(environ: Mapping[str, str], cwd: str, passed: Iterable[str] = ()) ->
     """
     env: dict[str, str] = {}
     left_out = []
+    added = environ is os.environ and locale_is_pythons(environ, _first_environment())
     for name, value in environ.items():
-        if name in _OF_THE_SHELL or name.startswith("FOXQUEUE_"):
+        if name in _OF_THE_SHELL or name.startswith("FOXQUEUE_") or (added and name == "LC_CTYPE"):
             continue
         if name.startswith("CUDA_") or is_secret(name):
             left_out.append(name)
@@ -73,6 +77,28 @@ def capture(environ: Mapping[str, str], cwd: str, passed: Iterable[str] = ()) ->
         env["PWD"] = cwd
     given = set(passed)
     return Captured(env, tuple(sorted(name for name in left_out if name not in given)))
+
+
+def locale_is_pythons(environ: Mapping[str, str], first: Mapping[str, str]) -> bool:
+    """Whether LC_CTYPE was set by Python itself, which does so where it finds no locale (PEP 538).
+
+    Args:
+        environ: the environment as it is.
+        first: as this process was given it; empty when that cannot be told, and then nothing is said of Python.
+    """
+    if environ.get("LC_CTYPE") not in _COERCED or first.get("PYTHONCOERCECLOCALE") == "0":
+        return False
+    known = any(environ.get(name) == value for name, value in first.items())  # a program may write over that memory
+    unset = not first.get("LC_ALL") and not first.get("LC_CTYPE") and first.get("LANG", "") in ("", "C", "POSIX")
+    return known and unset
+
+
+def _first_environment() -> dict[str, str]:
+    try:
+        pairs = Path("/proc/self/environ").read_bytes().split(b"\0")
+    except OSError:
+        return {}
+    return {name: value for name, _, value in (os.fsdecode(pair).partition("=") for pair in pairs) if name}
 
 
 def explicit(pairs: Iterable[str], environ: Mapping[str, str]) -> dict[str, str]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from fnmatch import fnmatchcase
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack
@@ -22,13 +22,13 @@ from foxqueue.broker import Broker
 from foxqueue.config import load_config
 from foxqueue.errors import (
     InvalidInput,
-    JobGone,
-    JobNotFound,
-    NotCancelled,
+    ServerError,
+    ServerRefused,
     ServerUnavailable,
     Unsatisfiable,
     WaitTimeout,
 )
+from foxqueue.handle import Job, same_job
 from foxqueue.inspector import BLOCK_S, Inspector, Listing
 from foxqueue.job import JobView
 from foxqueue.job import view as view_of
@@ -46,6 +46,8 @@ _SAY_AGAIN_S = 30.0  # how often a waiting client repeats that the server is awa
 _PAUSE_S = 0.2
 
 T = TypeVar("T")
+
+__all__ = ["Client", "Job"]
 
 
 class Client:
@@ -72,6 +74,7 @@ class Client:
         self.broker = Broker.open(self.config)
         self.inspector = Inspector(self.broker)
         self.warnings: list[str] = []
+        self._warned = False
 
     @property
     def redis(self) -> Redis:
@@ -225,8 +228,20 @@ class Client:
             event = self._news_of({job.number for job in waiting}, event, deadline)
 
     def look(self) -> None:
-        """Help the queue along, as every client does: due jobs start, overdue leases end."""
-        self.broker.sweep()
+        """Help the queue along, as every client does: due jobs start, overdue leases end.
+
+        Raises:
+            ServerUnavailable, ServerRefused: no answer. That the data are damaged is told once and stops nobody from
+                reading them.
+        """
+        try:
+            self.broker.sweep()
+        except (ServerUnavailable, ServerRefused):
+            raise
+        except ServerError as error:
+            if not self._warned:
+                _log.warning("%s", error)
+            self._warned = True
 
     def _news_of(self, numbers: set[int], event: str, deadline: float | None) -> str:
         """Block until something happened to one of the jobs, at most a second; other jobs' events pass by."""
@@ -275,114 +290,11 @@ class Client:
     def _reread(self, jobs: Sequence[Job]) -> None:
         """Read jobs again in one go, without the reasons they wait."""
         for job, view in zip(jobs, self.inspector.views([job.number for job in jobs]), strict=True):
-            job.view = _same(view, job.number, job.born)
+            job.view = same_job(view, job.number, job.born)
 
-    def _current(self, number: int, born: str) -> JobView:
-        return _same(self.inspector.job(number), number, born)
-
-
-class Job:
-    """A job, as it was when last read. ``refresh`` reads it again.
-
-    It has the attributes of :class:`foxqueue.job.JobView`; the usual ones are named here.
-    """
-
-    number: int
-    born: str
-    state: str
-    reason: str | None
-    detail: str | None
-    waiting_for: str | None
-    name: str | None
-    user: str | None
-    priority: int | None
-    gpu_uuids: tuple[str, ...]
-    worker: str | None
-    host: str | None
-    attempts: int
-    losses: int
-    exit_code: int | None
-    command: tuple[str, ...]
-    tags: Mapping[str, str]
-    waiting: bool
-    running: bool
-    ended: bool
-    succeeded: bool
-
-    def __init__(self, client: Client, view: JobView) -> None:
-        self._client = client
-        self.view = view
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("_") or name == "view":
-            raise AttributeError(name)
-        return getattr(self.view, name)
-
-    def __repr__(self) -> str:
-        return f"<Job {self.number} {self.state}>"
-
-    def to_dict(self) -> dict[str, Any]:
-        """The JSON object of the job."""
-        return self.view.to_dict()
-
-    def refresh(self) -> Job:
-        """Read it again.
-
-        Raises:
-            JobNotFound, JobGone: the server lost it.
-        """
-        self.view = self._client._current(self.number, self.born)
-        return self
-
-    def wait(self, timeout: float | None = None) -> Job:
-        """Wait until it has ended, however it ended.
-
-        Args:
-            timeout: seconds, None for as long as it takes.
-
-        Raises:
-            WaitTimeout: the time is over.
-        """
-        self._client.wait([self], timeout)
-        return self
-
-    def cancel(self) -> Job:
-        """Cancel it: at once while it waits; a running one is asked to stop, and ``wait`` tells when it has.
-
-        Raises:
-            NotCancelled: it had ended otherwise.
-            JobNotFound, JobGone: there is no such job.
-        """
-        word = self._client.broker.cancel(self.number, self.born, user())
-        if word == "missing":
-            raise JobNotFound(f"there is no job {self.number}")
-        self.refresh()
-        if word not in ("ok", "cancelled"):
-            raise NotCancelled(f"job {self.number} cannot be cancelled: it had {self.state} before")
-        return self
-
-    def logs(self) -> bytes:
-        """What is kept of its output: the last 64 KiB, both streams as they came.
-
-        Raises:
-            JobNotFound, JobGone: there is no such job.
-        """
-        pieces = self._client.inspector.log(self.number)
-        self.refresh()  # afterwards: what was read belongs to the job that still has the number
-        return b"".join(piece.data for piece in pieces)
-
-    def follow(self) -> Iterator[bytes]:
-        """Output as it comes, over all attempts, beginning with what is kept; ends when the job has ended."""
-        return (piece.data for piece in self._client.pieces(self))
-
-
-def _same(view: JobView | None, number: int, born: str) -> JobView:
-    """The view, if it is of the job that was meant."""
-    if view is None:
-        raise JobNotFound(f"there is no job {number} any more: the server lost it")
-    if view.born != born:
-        raise JobGone(f"job {number} is another job by now: the server lost data and gave the number out again")
-    return view
+    def current(self, number: int, born: str) -> JobView:
+        """The job as it is now, if the number is still its own."""
+        return same_job(self.inspector.job(number), number, born)
 
 
 def _accepted(submission: Submission, number: int, born: str) -> JobView:

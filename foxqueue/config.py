@@ -6,18 +6,19 @@ import hashlib
 import json
 import os
 import socket
+import stat
 import tempfile
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import quote, unquote, urlsplit
+from urllib.parse import quote
 
 from foxqueue.errors import InvalidInput
 from foxqueue.keys import Keys
+from foxqueue.urls import check_url, hide_password
 
 _FILE_KEYS = ("home", "url", "namespace", "password_file")
-_SCHEMES = ("redis", "rediss", "unix")
 MAX_SOCKET_PATH = 100  # sun_path holds 108 bytes, and a server appends to it
 
 
@@ -67,22 +68,6 @@ def machine_id() -> str:
     return socket.gethostname()
 
 
-def hide_password(url: str) -> str:
-    """The URL with ``***`` for a password; what cannot be read is not shown at all."""
-    try:
-        parts = urlsplit(url)
-        password = parts.password
-    except ValueError:
-        return "(a URL that cannot be read)"
-    if "@" not in parts.netloc and "@" in url.partition("?")[0]:
-        return f"{parts.scheme}://***"  # a stray '/' or '#' in the password moved it out of the host part
-    if password is None:
-        return url
-    userinfo, _, host = parts.netloc.rpartition("@")
-    user = userinfo.partition(":")[0]
-    return parts._replace(netloc=f"{user}:***@{host}").geturl()
-
-
 def load_config(
     url: str | None = None,
     namespace: str | None = None,
@@ -123,13 +108,34 @@ def _build(values: dict[str, str], sources: dict[str, str], environ: Mapping[str
         check_url(values["url"], sources["url"])
     namespace = values.get("namespace", "default")
     Keys(namespace)
-    home = Path(values["home"]).expanduser() if "home" in values else default_home(environ)
+    home = _expanded(values["home"], sources["home"]) if "home" in values else default_home(environ)
     if not home.is_absolute():
-        home = Path.cwd() / home
-    password = values.get("password")
+        here = _here()
+        if here is None:
+            raise InvalidInput(f"home {home} ({sources['home']}) is relative, and the current directory is gone")
+        home = here / home
+    password, source = values.get("password"), sources.get("password", "")
     if password is None and "password_file" in values:
-        password = _read_password(values["password_file"], sources["password_file"])
+        source = sources["password_file"]
+        password = _read_password(values["password_file"], source)
+    if password and any("\ud800" <= char <= "\udfff" for char in password):
+        raise InvalidInput(f"the password ({source}) is not UTF-8")
     return Config(home, values.get("url"), namespace, password, sources)
+
+
+def _expanded(path: str, source: str) -> Path:
+    try:
+        return Path(path).expanduser()
+    except RuntimeError as error:
+        raise InvalidInput(f"{path} ({source}): there is no such user: write the directory out") from error
+
+
+def _here() -> Path | None:
+    """The current directory; None when it was removed, or may not be read."""
+    try:
+        return Path.cwd()
+    except OSError:
+        return None
 
 
 def default_home(environ: Mapping[str, str]) -> Path:
@@ -137,32 +143,14 @@ def default_home(environ: Mapping[str, str]) -> Path:
     state = environ.get("XDG_STATE_HOME", "")
     if state.startswith("/"):
         return Path(state) / "foxqueue"
-    return Path(environ.get("HOME") or Path.home()) / ".local" / "state" / "foxqueue"
+    return _home_of_user(environ) / ".local" / "state" / "foxqueue"
 
 
-def check_url(url: str, source: str) -> None:
-    """Raise InvalidInput when the URL is not one that redis-py reads, without printing a password."""
-    wanted = f"({source}): write redis://HOST:PORT/DB, rediss://… or unix:///PATH"
-    scheme, separator, rest = url.partition("://")
-    if not separator or scheme not in _SCHEMES:
-        raise InvalidInput(f"server URL {hide_password(url)} is not understood {wanted}")
+def _home_of_user(environ: Mapping[str, str]) -> Path:
     try:
-        parts = urlsplit(url)
-        _ = parts.port
-    except ValueError as error:
-        raise InvalidInput(
-            f"server URL cannot be read {wanted}; in a password write / as %2F, @ as %40, # as %23, ? as %3F"
-        ) from error
-    authority = rest.partition("?")[0]
-    if "@" in authority and "@" not in parts.netloc and scheme != "unix":
-        raise InvalidInput(
-            f"server URL's password holds a character that ends the host part {wanted}; "
-            "write / as %2F, @ as %40, # as %23, ? as %3F, or give it by FOXQUEUE_PASSWORD"
-        )
-    if scheme == "unix" and not unquote(parts.path):
-        raise InvalidInput(f"server URL {hide_password(url)} names no socket {wanted}")
-    if scheme != "unix" and not parts.hostname:
-        raise InvalidInput(f"server URL {hide_password(url)} names no host {wanted}")
+        return Path(environ.get("HOME") or Path.home())
+    except RuntimeError as error:  # containers run under numbers that no passwd file names
+        raise InvalidInput("no home directory is known: set HOME, or FOXQUEUE_HOME and XDG_CONFIG_HOME") from error
 
 
 def server_socket(config: Config) -> Path:
@@ -194,18 +182,16 @@ def url_of_socket(path: Path) -> str:
 
 def _config_files(environ: Mapping[str, str], cwd: Path | None) -> list[Path]:
     base = environ.get("XDG_CONFIG_HOME", "")
-    user = Path(base) if base.startswith("/") else Path(environ.get("HOME") or Path.home()) / ".config"
-    return [
-        Path("/etc/foxqueue/foxqueue.toml"),
-        user / "foxqueue" / "foxqueue.toml",
-        (cwd or Path.cwd()) / "foxqueue.toml",
-    ]
+    user = Path(base) if base.startswith("/") else _home_of_user(environ) / ".config"
+    here = cwd or _here()
+    files = [Path("/etc/foxqueue/foxqueue.toml"), user / "foxqueue" / "foxqueue.toml"]
+    return [*files, here / "foxqueue.toml"] if here else files
 
 
 def _read_file(path: Path) -> dict[str, str]:
     try:
-        data = tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
+        data = tomllib.loads(_text(path))
+    except (FileNotFoundError, NotADirectoryError):
         return {}
     except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise InvalidInput(f"{path} cannot be read: {error}") from error
@@ -217,8 +203,20 @@ def _read_file(path: Path) -> dict[str, str]:
     return {key: value for key, value in data.items() if value}
 
 
+def _text(path: Path) -> str:
+    """The file's text. Only regular files are read: a FIFO would hold up every command. /dev/null counts as empty."""
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    with open(handle, encoding="utf-8") as file:  # noqa: PTH123 - a descriptor, not a path
+        mode = os.fstat(handle).st_mode
+        if stat.S_ISCHR(mode) and path.samefile(os.devnull):
+            return ""
+        if not stat.S_ISREG(mode):
+            raise InvalidInput(f"{path} cannot be read: it is no regular file, remove it")
+        return file.read()
+
+
 def _read_password(path: str, source: str) -> str:
     try:
-        return Path(path).expanduser().read_text(encoding="utf-8").rstrip("\r\n")
+        return _expanded(path, source).read_text(encoding="utf-8").rstrip("\r\n")
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidInput(f"password file ({source}) cannot be read: {error}") from error

@@ -12,9 +12,9 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from foxqueue.config import hide_password
 from foxqueue.errors import ServerError, ServerRefused, ServerUnavailable
 from foxqueue.scripts import Call, load, names
+from foxqueue.urls import hide_password
 
 LOADING_S = 60.0
 # First words of error replies that mean "not now": nothing was done. The first group passes by itself.
@@ -31,6 +31,8 @@ _CLASSES: dict[type[Exception], str] = {
     redis.exceptions.NoPermissionError: "NOPERM",
 }
 _PIPELINE = re.compile(r"Command # [0-9]+ \(.*\) of pipeline caused error: ", re.DOTALL)  # put in front by redis-py
+_NONSENSE = (AttributeError, IndexError, KeyError, TypeError, ValueError)  # answers in shapes that Redis never gives
+_OTHER_URL = "set FOXQUEUE_URL (--url) to the address of a Redis server"
 _LOST = (redis.exceptions.ConnectionError, redis.exceptions.TimeoutError, OSError)
 
 
@@ -65,40 +67,60 @@ class Connection:
         self.client.connection_pool.disconnect()
 
     def test(self, patience_s: float) -> None:
-        """Wait until the server answers, then check its version.
+        """Wait until the server answers, then check what it is, and its version.
 
         Raises:
             ServerUnavailable: it does not answer within ``patience_s``, or is still loading after a minute.
-            ServerRefused: wrong password, no permission, or a version that is too old.
+            ServerRefused: wrong password, no permission, a version that is too old, or no Redis at all.
         """
+        try:
+            self._await_answer(patience_s)
+            self._check_version()
+        except (redis.exceptions.InvalidResponse, *_NONSENSE) as error:
+            raise ServerRefused(self._no_redis(), cure=_OTHER_URL) from error
+
+    def _await_answer(self, patience_s: float) -> None:
         start = time.monotonic()
         while True:
             try:
-                with self.errors("ping"):
-                    self.client.ping()
-                break
+                with self._own_errors("ping"):
+                    if self.client.ping() is not True:
+                        raise ValueError("this is no PONG")
+                return
             except ServerUnavailable as error:
                 waited = time.monotonic() - start
                 if waited > (LOADING_S if error.passing else patience_s):
                     raise
                 time.sleep(0.05)
-        self._check_version()
 
     def _check_version(self) -> None:
         try:
-            with self.errors("info"):
+            with self._own_errors("info"):
                 info: dict[str, Any] = self.client.info("server")
         except ServerRefused:
             return  # an access list that hides INFO: the scripts will say what they miss
-        version = str(info.get("redis_version", "7.0.0"))
+        version = str(info["redis_version"])
         if int(version.split(".")[0]) < 7:
             raise ServerRefused(
-                f"the server at {hide_password(self.url)} is Redis {version}: foxqueue needs Redis 7.0 or Valkey 7.2"
+                f"the server at {hide_password(self.url)} is Redis {version}: foxqueue needs Redis 7.0 or Valkey 7.2",
+                cure="upgrade that server, or use another",
             )
+
+    def _no_redis(self) -> str:
+        return f"what answers at {hide_password(self.url)} is not a Redis server: is FOXQUEUE_URL right?"
 
     @contextlib.contextmanager
     def errors(self, what: str) -> Iterator[None]:
         """Turn redis-py's errors into ours."""
+        try:
+            with self._own_errors(what):
+                yield
+        except redis.exceptions.InvalidResponse as error:
+            # It was a Redis server when it was tested: something stands in its place, and the server may come back.
+            raise ServerUnavailable(self._no_redis(), cure=_OTHER_URL) from error
+
+    @contextlib.contextmanager
+    def _own_errors(self, what: str) -> Iterator[None]:
         try:
             yield
         except redis.exceptions.ResponseError as error:
@@ -116,19 +138,36 @@ class Connection:
         if word in ("NOAUTH", "WRONGPASS"):
             return ServerRefused(
                 f"the server at {where} refuses the password: set it in the URL (FOXQUEUE_URL, --url), in "
-                "FOXQUEUE_PASSWORD or in the file that FOXQUEUE_PASSWORD_FILE names"
+                "FOXQUEUE_PASSWORD or in the file that FOXQUEUE_PASSWORD_FILE names",
+                cure="set the right password there",
             )
         if word == "NOPERM":
-            return ServerRefused(f"the server at {where} does not permit this user to run {what}: {error}")
+            cure = "allow this user what foxqueue runs: EVALSHA, SCRIPT, INFO, CONFIG GET and reading its keys"
+            return ServerRefused(f"the server at {where} does not permit this user to run {what}: {error}", cure=cure)
+        if word == "DENIED":
+            cure = "give that server a password, or bind it to addresses that only you can reach"
+            return ServerRefused(f"the server at {where} refuses this machine ({_first_line(error)})", cure=cure)
+        if "DB index is out of range" in str(error):
+            cure = "name a database that it has, like 0, at the end of the URL"
+            return ServerRefused(f"the server at {where} has no such database ({error}): {cure}", cure=cure)
         if word in _PASSING:
-            return ServerUnavailable(f"the server at {where} cannot answer yet ({error})", definite=True, passing=True)
+            text = f"the server at {where} cannot answer yet ({error})"
+            return ServerUnavailable(text, definite=True, passing=True, cure="wait until it does, or see its log")
         if word in _REFUSING:
-            return ServerUnavailable(f"the server at {where} refuses {what} now ({error})", definite=True)
+            text = f"the server at {where} refuses {what} now ({error})"
+            return ServerUnavailable(text, definite=True, cure=f"see what it says, and its log: {word}")
         if isinstance(error, _LOST):
             return ServerUnavailable(
                 f"the server at {where} does not answer ({_plain(error)}): is it running, and is FOXQUEUE_URL right?"
             )
-        return ServerError(f"{what} failed on the server at {where}: {error}")
+        if what in names():
+            return ServerError(
+                f"the script {what} failed on the server at {where}: foxqueue doctor looks for what is wrong with its "
+                f"data ({_first_line(error)})",
+                cure="see the check keys, and what was written into the namespace by something else than foxqueue",
+            )
+        cure = "see what it says, and the server's log"
+        return ServerError(f"{what} failed on the server at {where}: {_first_line(error)}", cure=cure)
 
     # --- scripts ---------------------------------------------------------------------------------------
 
@@ -175,6 +214,10 @@ def _read(link: Any) -> Any:
         return link.read_response()
     except redis.exceptions.ResponseError as error:
         return error
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def _plain(error: Exception) -> str:

@@ -3,24 +3,30 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from foxqueue import gpu
 from foxqueue.broker import Broker, server_url
-from foxqueue.config import Config, hide_password
-from foxqueue.errors import FoxqueueError, ServerError
+from foxqueue.config import Config
+from foxqueue.devices import SeenDevice
+from foxqueue.errors import FoxqueueError, NoServer, ServerError, ServerUnavailable
 from foxqueue.inspector import Inspector
+from foxqueue.keys import Keys
 from foxqueue.listening import neighbour
 from foxqueue.locks import lock_places
+from foxqueue.urls import hide_password
 
 SLOW_MS = 20.0
 CLOCKS_APART_MS = 5000
 PINGS = 20
+_KINDS = {"simulated": "simulated devices", "cpu": "CPU slots"}
 _DURABLE = "switch it on: CONFIG SET appendonly yes, and the same in its configuration file"
 
 
@@ -61,24 +67,41 @@ class Report:
 
 
 def examine(config: Config) -> Report:
-    """Look at server, settings, clock and devices. Changes nothing."""
+    """Look at server, settings, keys, clock and devices. Changes nothing."""
     url = hide_password(config.url) if config.url else None
     try:
         url = hide_password(server_url(config))
         broker = Broker.open(config, patience_s=1.0)
     except ServerError as error:
-        return Report(url, None, None, [_no_server(config, error), *_machine(config)])
+        return Report(url, None, None, [_no_server(config, error), *_machine(config, [])])
     with_server: list[Check] = [Check("server", True, "answers", required=True)]
     product, version = None, None
+    devices: list[SeenDevice] = []
     try:
-        product, version = _identity(broker)
-        with_server += _of_server(broker)
-    except FoxqueueError as error:
-        cure = "allow this user to run INFO, CONFIG GET and EVALSHA"
-        with_server.append(Check("server", False, str(error), cure, required=True))
+        try:
+            product, version = _identity(broker)
+        except FoxqueueError as error:
+            with_server = [_failed("server", error)]
+        for name, look in _OF_SERVER.items():
+            try:
+                with_server.append(look(broker))
+            except ServerUnavailable as error:
+                with_server.append(_failed("server", error))
+                break
+            except FoxqueueError as error:
+                with_server.append(_failed(name, error))
+        with suppress(FoxqueueError):  # the check of the workers has told it
+            devices = Inspector(broker).devices()
     finally:
         broker.close()
-    return Report(url, product, version, [*with_server, *_machine(config)])
+    return Report(url, product, version, [*with_server, *_machine(config, devices)])
+
+
+def _failed(name: str, error: FoxqueueError) -> Check:
+    """A check that could not be made."""
+    cure = error.cure if isinstance(error, ServerError) else None
+    required = name in ("server", "settings", "keys")
+    return Check(name, False, str(error), cure or "see that the server runs, and its log", required)
 
 
 def server_warnings(broker: Broker) -> list[str]:
@@ -87,9 +110,11 @@ def server_warnings(broker: Broker) -> list[str]:
 
 
 def _no_server(config: Config, error: ServerError) -> Check:
-    if config.url:
+    if config.url or error.cure:
         where = config.sources.get("url", "--url")
-        return Check("server", False, str(error), f"start that server, or change {where}", required=True)
+        return Check("server", False, str(error), error.cure or f"start that server, or change {where}", required=True)
+    if not isinstance(error, NoServer):
+        return Check("server", False, str(error), "set another FOXQUEUE_HOME, or FOXQUEUE_URL", required=True)
     cure = "run foxqueue up, or set FOXQUEUE_URL"
     other = neighbour()
     return Check("server", False, str(error), f"{cure} ({other})" if other else cure, required=True)
@@ -102,15 +127,29 @@ def _identity(broker: Broker) -> tuple[str, str]:
     return "redis", str(info.get("redis_version", "unknown"))
 
 
-def _of_server(broker: Broker) -> Iterator[Check]:
+def _settings(broker: Broker) -> Check:
     settings = broker.settings()
     lease = f"schema {settings.schema}, lease {settings.ttl_ms / 1000:g} s, beat {settings.beat_ms / 1000:g} s"
-    yield Check("settings", True, lease, required=True)
-    yield _persistence(broker)
-    yield _eviction(broker)
-    yield _clock(broker)
-    yield _latency(broker)
-    yield _workers(broker)
+    return Check("settings", True, lease, required=True)
+
+
+def _keys(broker: Broker) -> Check:
+    """Whether the namespace's own keys are of the types that foxqueue gives them: scripts fail over another one."""
+    wanted = _types(broker.keys)
+    pipeline = broker.redis.pipeline(transaction=False)
+    for key in wanted:
+        pipeline.type(key)
+    with broker.connection.errors("type"):
+        found = [bytes(kind).decode() for kind in pipeline.execute()]
+    wrong = [
+        f"{key} is a {kind}, not a {wanted[key]}"
+        for key, kind in zip(wanted, found, strict=True)
+        if kind not in ("none", wanted[key])
+    ]
+    if not wrong:
+        return Check("keys", True, "of the right types", required=True)
+    cure = "foxqueue did not write them: RENAME them away, and find out what did; or use another namespace"
+    return Check("keys", False, "; ".join(wrong), cure, required=True)
 
 
 def _persistence(broker: Broker) -> Check:
@@ -133,7 +172,8 @@ def _eviction(broker: Broker) -> Check:
 
 
 def _clock(broker: Broker) -> Check:
-    apart = int(time.time() * 1000) - broker.server_time_ms()
+    with broker.connection.errors("time"):
+        apart = int(time.time() * 1000) - broker.server_time_ms()
     ok = abs(apart) < CLOCKS_APART_MS
     detail = f"{abs(apart) / 1000:.3f} s {'ahead of' if apart >= 0 else 'behind'} the server's"
     return Check("clock", ok, detail, None if ok else "set both clocks by NTP; the queue goes by the server's")
@@ -159,21 +199,44 @@ def _workers(broker: Broker) -> Check:
     return Check("workers", ok, detail, None if ok else "run foxqueue up on a machine with a GPU")
 
 
-def _machine(config: Config) -> Iterator[Check]:
-    """What concerns this machine and no server."""
+def _types(keys: Keys) -> dict[str, str]:
+    """The keys that belong to the namespace itself, each with its type: the first word of what its property says."""
+    said = {name: kind.__doc__ or "" for name, kind in vars(Keys).items() if isinstance(kind, property)}
+    words = {name: re.split(r"[:,]", text, maxsplit=1)[0] for name, text in said.items()}
+    return {str(getattr(keys, name)): word.lower() for name, word in words.items() if word.isupper()}
+
+
+_OF_SERVER: dict[str, Callable[[Broker], Check]] = {
+    "settings": _settings,
+    "keys": _keys,
+    "persistence": _persistence,
+    "eviction": _eviction,
+    "clock": _clock,
+    "latency": _latency,
+    "workers": _workers,
+}
+
+
+def _machine(config: Config, registered: Sequence[SeenDevice]) -> Iterator[Check]:
+    """What concerns this machine and no server, except that devices served here need no NVIDIA driver."""
+    host = socket.gethostname()
     try:
-        found = gpu.survey(None, 0, "doctor", socket.gethostname(), os.environ)
+        found = gpu.survey(None, 0, "doctor", host, os.environ)
     except FoxqueueError as error:
         yield Check("devices", False, str(error), "correct CUDA_VISIBLE_DEVICES")
         return
     real = [device for device in found.devices if device.kind == "nvml"]
-    if not real:
-        cure = "none needed on a machine that only submits; else --simulate 2x24G or --cpu 2"
-        yield Check("devices", False, found.no_gpu or "no GPU", cure)
-    else:
+    here = [device for device in registered if device.live and device.host == host]
+    served = sorted({_KINDS[device.kind] for device in here if device.kind in _KINDS})
+    if real:
         names = ", ".join(f"{device.name} ({device.uuid})" for device in real)
         yield Check("devices", True, names)
         yield _guarded("locks", lambda: ", ".join(map(str, lock_places("nvml", config.machine_dir, os.environ))))
+    elif served and all(device.kind in _KINDS for device in here):
+        yield Check("devices", True, f"{' and '.join(served)} are served here; {found.no_gpu or 'no GPU'}: not needed")
+    else:
+        cure = "none needed on a machine that only submits; else --simulate 2x24G or --cpu 2"
+        yield Check("devices", False, found.no_gpu or "no GPU", cure)
     for note in found.notes:
         yield Check("devices", False, note, "see the text")
 

@@ -16,7 +16,11 @@ class InvalidInput(FoxqueueError, ValueError):
 
 
 class ServerError(FoxqueueError):
-    """The Redis server cannot be used."""
+    """The Redis server cannot be used. ``cure`` says what to do, where that is more than to start the server."""
+
+    def __init__(self, message: str, *, cure: str | None = None) -> None:
+        super().__init__(message)
+        self.cure = cure
 
 
 class NoServer(ServerError):
@@ -29,8 +33,8 @@ class ServerUnavailable(ServerError):
     ``definite``: the server said so, hence nothing was done. ``passing``: it will pass by itself.
     """
 
-    def __init__(self, message: str, *, definite: bool = False, passing: bool = False) -> None:
-        super().__init__(message)
+    def __init__(self, message: str, *, definite: bool = False, passing: bool = False, cure: str | None = None) -> None:
+        super().__init__(message, cure=cure)
         self.definite = definite
         self.passing = passing
         if definite:

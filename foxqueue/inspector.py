@@ -7,6 +7,7 @@ states, so a listing sees what the scripts see.
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -17,7 +18,7 @@ import redis
 from foxqueue import waiting
 from foxqueue.broker import Broker
 from foxqueue.devices import SeenDevice, device_dict, seen_device
-from foxqueue.errors import JobNotFound
+from foxqueue.errors import JobNotFound, ServerError, ServerRefused, ServerUnavailable
 from foxqueue.job import FIELDS, JobView, rfc3339, view
 from foxqueue.replies import Piece, fields, pairs, read_pieces, scores, streams, text, whole
 from foxqueue.requirement import parse_shape
@@ -28,6 +29,7 @@ LOOKED_AT_MOST = 20_000  # jobs that one filtered listing reads before it says t
 OLDEST_LOOKED_AT = 10_000  # pending jobs among which the oldest is looked for
 LOG_ENTRIES = 10_000
 EVENTS_PER_READ = 500
+LATELY_MS = 15_000  # unless the settings say otherwise
 BLOCK_S = 1.0  # the longest a reader waits before it looks again
 
 T = TypeVar("T")
@@ -216,10 +218,9 @@ class Inspector:
                 ("TIME",),
             ]
         )
-        settings = self._broker.settings()
-        within = max(3 * settings.beat_ms, settings.ttl_ms)
+        within = self._lately_ms()
         now = whole(time[0]) * 1000 + whole(time[1]) // 1000
-        heard = {text(worker): int(float(score)) for worker, score in pairs(alive)}
+        heard = {text(worker): int(ms) for worker, score in pairs(alive) if math.isfinite(ms := float(score))}
         granted = {text(device): text(grant) for device, grant in pairs(grants)}
         found = []
         for device, record in pairs(seen):
@@ -229,6 +230,16 @@ class Inspector:
         kinds = ("nvml", "simulated", "cpu")
         order = {kind: at for at, kind in enumerate(kinds)}
         return sorted(found, key=lambda d: (d.host, order.get(d.kind, 9), d.index or 0, d.uuid))
+
+    def _lately_ms(self) -> int:
+        """How long ago a living worker was heard of at most."""
+        try:
+            settings = self._broker.settings()
+        except (ServerUnavailable, ServerRefused):
+            raise
+        except (ServerError, ValueError):  # damaged settings must not hide the devices
+            return LATELY_MS
+        return max(3 * settings.beat_ms, settings.ttl_ms)
 
     def gpus(self) -> list[dict[str, Any]]:
         """The JSON objects of all devices."""

@@ -200,8 +200,6 @@ def view(number: int, values: Mapping[str, bytes | None], spec: bytes | None, re
     text = {name: _text(value) for name, value in values.items()}
     ask, out = _map(spec), _map(result)
     state = text.get("state") or "unknown"
-    code = _int(text.get("exit_code"))
-    ended_by = _whole(out.get("signal"))
     need = parse_shape(text["shape"] or "") if text.get("shape") else None
     seen = JobView(
         number=number,
@@ -224,8 +222,8 @@ def view(number: int, values: Mapping[str, bytes | None], spec: bytes | None, re
         shape=text.get("shape"),
         rank=_int(text.get("rank")),
         fence=text.get("fence"),
-        exit_code=code,
-        signal=ended_by,
+        exit_code=_int(text.get("exit_code")),
+        signal=_whole(out.get("signal")),
         submitted_ms=_int(text.get("submitted_at")),
         due_ms=_int(text.get("due_at")),
         started_ms=_int(text.get("started_at")),

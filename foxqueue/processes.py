@@ -14,7 +14,7 @@ import ctypes
 import os
 import signal
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from functools import cache
 from typing import Any, Final
@@ -153,14 +153,19 @@ def children(pid: int) -> list[int]:
     return found
 
 
-def descendants(pid: int) -> list[int]:
-    """Children, their children and so on, parents before children, without ``pid`` itself."""
+def descendants(pid: int, skip: Collection[int] = ()) -> list[int]:
+    """Children, their children and so on, parents before children, without ``pid`` itself.
+
+    Args:
+        pid: whose.
+        skip: processes to be left out with all that descends from them.
+    """
     table = None if _tells_children() else _by_parent()
     found: dict[int, None] = {}
     queue = [pid]
     for number in queue:
         for child in children(number) if table is None else table.get(number, []):
-            if child not in found and child != pid:
+            if child not in found and child != pid and child not in skip:
                 found[child] = None
                 queue.append(child)
     return list(found)

@@ -169,15 +169,26 @@ def command(argv: Sequence[Word]) -> list[str]:
 
 def directory(given: str | os.PathLike[str] | None, environ: Mapping[str, str]) -> str:
     """The job's directory as an absolute path, symbolic links kept."""
-    try:
-        if given is None:
+    if given is None:
+        try:
             return _here(environ)
+        except OSError as error:
+            raise InvalidInput("the current directory is gone: give one with -d DIR (--cwd)") from error
+    if not os.fspath(given):
+        raise InvalidInput("the directory is an empty text: leave -d (--cwd) out for the current one")
+    try:
         path = os.path.abspath(Path(given).expanduser())  # noqa: PTH100 - Path.resolve would follow links
-    except (OSError, RuntimeError) as error:
-        raise InvalidInput(f"the current directory is gone ({error}): give one with --cwd") from error
-    if not Path(path).is_dir():
-        raise InvalidInput(f"directory {path} does not exist: make it, or give another with --cwd")
-    return path
+    except OSError as error:
+        raise InvalidInput(f"directory {given} is relative, and the current directory is gone: give -d /DIR") from error
+    except RuntimeError as error:
+        raise InvalidInput(f"directory {given}: there is no such user; write it out") from error
+    try:
+        if Path(path).is_dir():
+            return path
+        what = "is not a directory: give" if Path(path).exists() else "does not exist: make it, or give"
+    except OSError as error:
+        what = f"cannot be used ({error.strerror or error}): give"
+    raise InvalidInput(f"directory {path} {what} another with -d DIR (--cwd)")
 
 
 def _here(environ: Mapping[str, str]) -> str:

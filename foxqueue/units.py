@@ -40,12 +40,20 @@ def parse_memory(text: str) -> int:
 
 
 def format_memory(mib: int | None) -> str:
-    """MiB as people read it: ``24G``, ``7.5G``, ``512M``; ``unknown`` for None."""
+    """MiB as people read it: ``24G``, ``7.5G``, ``512M``; ``unknown`` for None.
+
+    Never less than the truth, and two sizes of which one can be asked for never look the same: 24,575 MiB are
+    ``24575M``, not ``24G``.
+    """
     if mib is None:
         return "unknown"
     if mib < 1024:
         return f"{mib}M"
-    return f"{mib / 1024:.1f}".removesuffix(".0") + "G"
+    hundredths = -(-mib * 100 // 1024)
+    if mib % MEMORY_BUCKET_MIB and hundredths % 25 == 0:
+        return f"{mib}M"
+    whole, rest = divmod(hundredths, 100)
+    return f"{whole}.{rest:02d}".rstrip("0").rstrip(".") + "G"
 
 
 def parse_duration(text: str) -> float:

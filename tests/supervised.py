@@ -64,11 +64,14 @@ note("end")
 """
 
 DRIVER = """
-import json, sys
+import json, subprocess, sys
 from foxqueue.config import load_config
 from foxqueue.errors import FoxqueueError
-from workers import supervisor
+from workers import slots, supervisor
 verb, options = sys.argv[1], json.loads(sys.argv[2])
+if "stranger" in options:  # as in: sh -c 'daemon & exec foxqueue up'
+    subprocess.Popen(options.pop("stranger"))
+slots.AGAIN_S = options.pop("again_s", 10.0)
 try:
     sys.exit(getattr(supervisor, verb)(load_config(), **options))
 except FoxqueueError as error:

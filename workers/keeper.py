@@ -154,12 +154,16 @@ class Keeper:
         config: whose home.
         cancelled: asked while the server starts the first time; true gives up.
 
+    Attributes:
+        starting: held while a server is started, when children come and go that nobody else knows.
+
     Raises:
         ServerError: the first start failed; see :func:`foxqueue.server.ensure_server`.
     """
 
     def __init__(self, config: Config, cancelled: Callable[[], bool]) -> None:
         self._config = config
+        self.starting = threading.Lock()
         self._ending = threading.Event()
         self._server = ensure_server(config, cancelled=cancelled)
         self._began = time.monotonic()
@@ -186,7 +190,8 @@ class Keeper:
                 return
             self._began = time.monotonic()
             try:
-                self._server = ensure_server(self._config, cancelled=self._ending.is_set)
+                with self.starting:
+                    self._server = ensure_server(self._config, cancelled=self._ending.is_set)
             except FoxqueueError as error:
                 if not self._ending.is_set() and str(error) != told:
                     told = str(error)

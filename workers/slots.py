@@ -8,24 +8,20 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
 
 from foxqueue.config import Config
-from foxqueue.errors import FoxqueueError
 from foxqueue.gpu import Device
-from foxqueue.locks import DeviceLock, lock_places
-from foxqueue.processes import ProcessId, pid_namespace
-from workers.keeper import Backoff, process_of, say
+from foxqueue.processes import ProcessId
+from workers.keeper import Backoff, say
+from workers.leftovers import DRAIN_S, KILLED_S, end_runs, holder_of, left_behind, lone_runs
 from workers.signals import StopSignals
+from workers.strays import Strays
 
 # -P: a package named workers in the directory where the user types `foxqueue up` must not be taken for ours.
 WORKER_COMMAND = (sys.executable, "-P", "-m", "workers")
-REFUSED = 3  # exit code of a worker that must not be started again
-DRAIN_S = 80.0  # a worker waits 60 s for its job, then needs some to kill it and to give it back
-KILLED_S = 10.0
+REFUSED = 3  # exit code of a worker that found another one on its device
+AGAIN_S = 10.0  # between looks at a device that another worker serves
 _LOOK_S = 0.1
 
 
@@ -36,30 +32,24 @@ class Slot:
     Attributes:
         device: what it serves.
         process: the worker; None while there is none.
-        refused: it must not be started again.
+        refused: the last one found another worker on the device.
+        served: any of them came further than that.
     """
 
     device: Device
     process: ProcessId | None = None
     refused: bool = False
+    served: bool = False
     _child: subprocess.Popen[bytes] | None = None
     _began: float = 0.0
     _due: float = 0.0
+    _told: bool = False
     _backoff: Backoff = field(default_factory=Backoff)
 
-    def tend(self, command: Sequence[str], environ: Mapping[str, str], known: ProcessId | None) -> None:
-        """Start the worker if it is time to, or see that it ended.
-
-        Args:
-            command: of the worker, whole.
-            environ: its environment.
-            known: a worker of the same home that serves the device already, left by an earlier `up`.
-        """
-        now = time.monotonic()
-        if self.process is not None:
-            self._look(now)
-        if self.process is None and not self.refused and now >= self._due:
-            self._start(command, environ, known)
+    @property
+    def child(self) -> int | None:
+        """Number of the worker, if it is our child; its status is still to be taken."""
+        return None if self._child is None else self._child.pid
 
     def alive(self) -> bool:
         """Whether its worker runs."""
@@ -74,24 +64,59 @@ class Slot:
         elif self.process is not None:
             self.process.send(number)
 
-    def _look(self, now: float) -> None:
-        if self.alive():
+    def look(self) -> None:
+        """See that the worker ended."""
+        if self.process is None or self.alive():
             return
+        now = time.monotonic()
         status = None if self._child is None else self._child.returncode
         self.process = self._child = None
-        if status == REFUSED:
-            self.refused = True
-            say(f"the worker of {self.device.ref} refused, for the reason it gave above; it is not started again")
+        self.refused = status == REFUSED
+        if self.refused:
+            self._due = now + AGAIN_S
             return
+        self.served = True
+        self._told = False
         self._due = now + self._backoff.after(now - self._began)
         say(f"the worker of {self.device.ref} {_ending(status)}; starting it again")
 
-    def _start(self, command: Sequence[str], environ: Mapping[str, str], known: ProcessId | None) -> None:
+    def adopt(self, known: ProcessId) -> None:
+        """Watch a living worker of the same home and namespace, which was not started by us."""
         self._began = time.monotonic()
-        if known is not None:
-            self.process = known
-            say(f"{self.device.ref} is served by a worker that an earlier foxqueue up left (pid {known.pid})")
-            return
+        self.process = known
+        self.refused, self.served, self._told = False, True, False
+        say(f"{self.device.ref} is served by a worker that this foxqueue up did not start (pid {known.pid})")
+
+    def is_due(self) -> bool:
+        """Whether it is time to start a worker."""
+        return self.process is None and time.monotonic() >= self._due
+
+    def is_untold(self) -> bool:
+        """Whether it was refused and nobody has been told yet."""
+        return self.refused and not self._told
+
+    def tell(self, holder: str) -> None:
+        """Say once, until the device is served again, that another worker has it.
+
+        Args:
+            holder: who it is, empty when that cannot be told.
+        """
+        self._told = True
+        text = f"is served by another worker ({holder})" if holder else "was refused to its worker, see above"
+        say(f"{self.device.ref} {text}: trying again every {AGAIN_S:g} s")
+
+    def put_off(self) -> None:
+        """Look again later whether the other worker has gone."""
+        self._due = time.monotonic() + AGAIN_S
+
+    def start(self, command: Sequence[str], environ: Mapping[str, str]) -> None:
+        """Start a worker.
+
+        Args:
+            command: of the worker, whole.
+            environ: its environment.
+        """
+        self._began = time.monotonic()
         try:
             # A session of its own: Ctrl-C at the terminal is for `up` alone, which asks the workers to drain.
             self._child = subprocess.Popen(command, env=environ, stdin=subprocess.DEVNULL, start_new_session=True)
@@ -100,6 +125,7 @@ class Slot:
             say(f"the worker of {self.device.ref} cannot be started: {error}; trying again")
             return
         self.process = ProcessId.of(self._child.pid)
+        self.refused = False
 
 
 class Slots:
@@ -109,6 +135,7 @@ class Slots:
         config: home and namespace they serve.
         url: of the server, with everything needed to connect but the password.
         devices: one worker each.
+        strays: ends what dead workers leave.
         flags: ``--simulate``, ``--cpu``, as `up` was given them.
         command: in place of ``python -m workers``.
     """
@@ -118,45 +145,89 @@ class Slots:
         config: Config,
         url: str,
         devices: Sequence[Device],
+        strays: Strays,
         flags: Sequence[str] = (),
         command: Sequence[str] = WORKER_COMMAND,
     ) -> None:
         self._config = config
+        self._devices = [*devices]
+        self._strays = strays
         self._command = [*command]
         self._flags = [*flags]
         self._environ = worker_environment(config, url, os.environ)
         self.slots = [Slot(device) for device in devices]
 
     def tend(self) -> None:
-        """Look after each worker once."""
+        """Look after each worker once; no successor is started before what its predecessor left is dead."""
         for slot in self.slots:
-            known = left_behind(self._config, slot.device) if slot.process is None else None
-            slot.tend([*self._command, "--gpu", slot.device.uuid, *self._flags], self._environ, known)
+            slot.look()
+        clear = self._strays.end(self._children(), self._devices)
+        if self.hopeless():
+            return
+        for slot in self.slots:
+            if slot.process is None:
+                self._fill(slot, clear)
+
+    def _fill(self, slot: Slot, clear: bool) -> None:
+        known = left_behind(self._config, slot.device)
+        if known:
+            slot.adopt(known)
+            return
+        if slot.is_untold():
+            slot.tell(holder_of(self._config, slot.device))
+        if not (clear and slot.is_due()):
+            return
+        if slot.refused and holder_of(self._config, slot.device):
+            slot.put_off()
+        else:
+            slot.start([*self._command, "--gpu", slot.device.uuid, *self._flags], self._environ)
+
+    def hopeless(self) -> bool:
+        """Whether every device was refused whenever it was asked for."""
+        return all(slot.refused and not slot.served for slot in self.slots)
 
     def wanted(self) -> list[Slot]:
-        """Those that did not refuse."""
+        """Those that no other worker serves."""
         return [slot for slot in self.slots if not slot.refused]
 
-    def end(self, signals: StopSignals, drain_s: float = DRAIN_S) -> None:
-        """SIGTERM to all, and wait for them.
+    def end(self, signals: StopSignals, drain_s: float = DRAIN_S) -> bool:
+        """SIGTERM to all, and wait for them; then runs whose worker is dead are ended, and what escaped from them.
 
         Args:
             signals: the first is what ends us; the second is a second SIGTERM, the third a SIGKILL to the workers.
             drain_s: seconds after which they are killed in any case.
+
+        Returns:
+            Whether nothing is left.
         """
+        ended = self._end_workers(signals, drain_s)
+        ended = end_runs(lone_runs(self._config)) and ended
+        self._strays.end(self._children(), self._devices, patience_s=1.0)
+        return ended and not self._strays.stuck
+
+    def _end_workers(self, signals: StopSignals, drain_s: float) -> bool:
         self._send(signal.SIGTERM)
         deadline = time.monotonic() + drain_s
-        urged = False
+        urged = killed = False
         while any(slot.alive() for slot in self.slots):
-            if signals.count > 2 or time.monotonic() > deadline:
+            late = time.monotonic() > deadline
+            if signals.count > 2 or late:
+                if not killed:
+                    killed = True
+                    deadline = min(deadline, time.monotonic())
+                    say(f"workers did not end within {drain_s:g} s and are killed" if late else "killing the workers")
                 self._send(signal.SIGKILL)
                 if time.monotonic() > deadline + KILLED_S:
                     say("a worker does not end, not even by SIGKILL: the kernel holds it")
-                    return
+                    return False
             elif signals.count == 2 and not urged:
                 urged = True
                 self._send(signal.SIGTERM)
             signals.wait(_LOOK_S)
+        return True
+
+    def _children(self) -> list[int]:
+        return [slot.child for slot in self.slots if slot.child is not None]
 
     def _send(self, number: signal.Signals) -> None:
         for slot in self.slots:
@@ -174,45 +245,6 @@ def worker_environment(config: Config, url: str, environ: Mapping[str, str]) -> 
         "FOXQUEUE_NAMESPACE": config.namespace,
         "FOXQUEUE_URL": url,
     }
-
-
-def left_behind(config: Config, device: Device) -> ProcessId | None:
-    """The living worker of this home and namespace that holds the device's lock, if there is one."""
-    try:
-        places = lock_places(device.kind, config.machine_dir, os.environ)
-    except FoxqueueError:
-        return None  # the worker finds out and says why
-    return _ours(config, device.uuid, places)
-
-
-def left_workers(config: Config) -> list[ProcessId]:
-    """All living workers of this home and namespace on this machine, by what their locks say."""
-    found: dict[ProcessId, None] = {}
-    for kind in ("nvml", "simulated"):
-        places: list[Path] = []
-        with suppress(FoxqueueError):
-            places = lock_places(kind, config.machine_dir, os.environ)
-        for name in sorted({path.stem for place in places for path in _files(place)}):
-            process = _ours(config, name, places)
-            if process:
-                found[process] = None
-    return list(found)
-
-
-def _files(place: Path) -> list[Path]:
-    with suppress(OSError):
-        return list(place.glob("*.worker"))
-    return []
-
-
-def _ours(config: Config, device: str, places: Sequence[Path]) -> ProcessId | None:
-    record: dict[str, Any] | None = DeviceLock(device, "worker", places).read()
-    if record is None or record.get("home") != str(config.home) or record.get("namespace") != config.namespace:
-        return None
-    process = process_of(record)
-    if process is None or process.pid_ns != pid_namespace() or not process.alive():
-        return None
-    return process
 
 
 def _ending(status: int | None) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import socket
 import time
 from collections.abc import Callable, Sequence
@@ -16,17 +15,17 @@ from foxqueue.errors import FoxqueueError, InvalidInput, NoServer, ServerUnavail
 from foxqueue.gpu import Device, discover
 from foxqueue.listening import neighbour
 from foxqueue.places import home_id
-from foxqueue.processes import ProcessId
 from foxqueue.server import stop_server
 from foxqueue.units import format_memory
 from workers.detach import Report, detached
-from workers.keeper import Keeper, Seat, process_of, say, server_seat, up_seat
+from workers.keeper import Keeper, Seat, say, server_seat, up_seat
+from workers.leftovers import ask, end_runs, end_workers, left_workers, lone_runs, recorded_workers, wait
 from workers.signals import StopSignals
-from workers.slots import DRAIN_S, WORKER_COMMAND, Slots, left_workers
+from workers.slots import WORKER_COMMAND, Slots
+from workers.strays import Strays
 
 UP_ENDS_S = 75.0  # how long `foxqueue server` waits for a live `up`
-DOWN_WAITS_S = 100.0  # an `up` drains for 80 s at most, then stops its server
-PROGRESS_S = 10.0
+DOWN_WAITS_S = 130.0  # an `up` drains for 80 s at most, then ends runs without a worker and stops its server
 _LOOK_S = 0.1
 
 
@@ -53,7 +52,8 @@ def up(
         worker_command: what is run as a worker; ``--gpu UUID`` and the device options are appended.
 
     Returns:
-        Exit code: 0 after a signal (detached: once all is up), 1 when nothing is left to run.
+        Exit code: 0 after a signal (detached: once all is up), 1 when other workers serve all devices from the
+        start, or when something could not be ended.
 
     Raises:
         AlreadyRunning: another `up` serves this home.
@@ -70,20 +70,25 @@ def up(
 
 
 def down(config: Config) -> int:
-    """End what runs for this home on this machine: `up`, workers that an `up` left, our own server.
+    """End what runs for this home on this machine: `up`, workers that an `up` left, runs without one, our own server.
 
     Returns:
         Exit code: 0 when nothing runs any more, 1 when something does not end.
     """
-    seats = [seat for seat in (up_seat(config), server_seat(config)) if seat.taken()]
-    leftovers = _recorded_workers(up_seat(config)) if not seats else []
-    ended = _end_seat(seats[0], DOWN_WAITS_S) if seats else True
-    for seat in seats[1:]:
-        ended = ended and _end_seat(seat, DOWN_WAITS_S)
-    leftovers += left_workers(config)
-    _end_workers(leftovers)
+    seat = up_seat(config)
+    was_up = seat.taken()
+    workers = [] if was_up else recorded_workers(seat)
+    ended = _end_seat(seat, DOWN_WAITS_S) if was_up else True
+    workers += left_workers(config)
+    ended = end_workers(workers) and ended
+    runs = lone_runs(config) if ended else []
+    ended = ended and end_runs(runs)
+    serving = server_seat(config)
+    was_serving = serving.taken()
+    if was_serving:
+        ended = ended and _end_seat(serving, DOWN_WAITS_S)
     stopped = ended and stop_server(config)
-    if not (seats or leftovers or stopped):
+    if not (was_up or was_serving or workers or runs or stopped):
         say("nothing was running")
     elif ended:
         say("all ended; jobs and data are kept")
@@ -152,44 +157,44 @@ class _Up:
         self._seat.take()
         try:
             with StopSignals() as signals:
-                return self._with_server(signals, report)
+                return self._with_server(Strays(self._config), signals, report)
         finally:
             self._seat.leave()
 
-    def _with_server(self, signals: StopSignals, report: Report) -> int:
+    def _with_server(self, strays: Strays, signals: StopSignals, report: Report) -> int:
         config = self._config
         identity, host = home_id(config), socket.gethostname()
         devices = discover(self._simulate, self._cpu, identity, host, os.environ)
         if config.url:
-            return self._with_workers(devices, config.url, config.password, signals, report)
-        keeper = _keeper(config, signals)
+            broker = Broker.connect(config.url, config.namespace, config.password, timeout_s=2.0)
+            return self._with_workers(broker, Slots(config, config.url, devices, strays, *self._how), signals, report)
+        keeper = strays.keeper = _keeper(config, signals)
         if keeper is None:
             return 0
         try:
-            return self._with_workers(devices, keeper.server.url, None, signals, report)
+            url = keeper.server.url
+            broker = Broker.connect(url, config.namespace, timeout_s=2.0)
+            return self._with_workers(broker, Slots(config, url, devices, strays, *self._how), signals, report)
         finally:
             keeper.close()
             if not server_seat(config).taken():
                 stop_server(config)
 
-    def _with_workers(
-        self, devices: Sequence[Device], url: str, password: str | None, signals: StopSignals, report: Report
-    ) -> int:
-        broker = Broker.connect(url, self._config.namespace, password, timeout_s=2.0)
+    def _with_workers(self, broker: Broker, slots: Slots, signals: StopSignals, report: Report) -> int:
         try:
             broker.configure(self._lease_ttl_ms)
             for warning in server_warnings(broker):
                 say(f"warning: {warning}")
             since_ms = broker.server_time_ms()
-            for device in devices:
-                say(f"{device.ref}  {device.name}  {_memory(device)}{device.uuid}")
-            slots = Slots(self._config, url, devices, self._flags(), self._command)
+            for slot in slots.slots:
+                say(f"{slot.device.ref}  {slot.device.name}  {_memory(slot.device)}{slot.device.uuid}")
             try:
-                return self._watch(slots, lambda: _registered(broker, slots, since_ms), signals, report)
+                code = self._watch(slots, lambda: _registered(broker, slots, since_ms), signals, report)
             finally:
                 if any(slot.alive() for slot in slots.slots):
                     say("ending: running jobs have 60 s to finish (a second signal ends them now)")
-                slots.end(signals)
+                ended = slots.end(signals)
+            return code if ended else 1
         finally:
             broker.close()
 
@@ -199,10 +204,10 @@ class _Up:
         report({"started": len(slots.slots)})
         while not signals.stopping():
             slots.tend()
-            if not slots.wanted():
+            if slots.hopeless():
                 say("every worker refused: nothing is left to run")
                 return 1
-            if not ready and registered():
+            if not ready and slots.wanted() and registered():
                 ready = True
                 text = f"{len(slots.wanted())} of {len(slots.slots)} workers ready"
                 say(text)
@@ -227,9 +232,11 @@ class _Up:
         except FoxqueueError as error:
             say(f"{error}; going on without it")
 
-    def _flags(self) -> list[str]:
+    @property
+    def _how(self) -> tuple[list[str], Sequence[str]]:
+        """Device options and command of each worker."""
         flags = [] if self._simulate is None else ["--simulate", self._simulate]
-        return flags + (["--cpu", str(self._cpu)] if self._cpu else [])
+        return flags + (["--cpu", str(self._cpu)] if self._cpu else []), self._command
 
 
 def _memory(device: Device) -> str:
@@ -277,48 +284,14 @@ def _await_up(config: Config, signals: StopSignals) -> None:
 
 def _end_seat(seat: Seat, seconds: float) -> bool:
     """SIGTERM to the holder, and wait until it is gone; false when it is not."""
-    _wait(lambda: seat.holder() is not None or not seat.taken(), 2.0, "")
+    wait(lambda: seat.holder() is not None or not seat.taken(), 2.0, "")
     process = seat.holder()
-    if process is None or not _end(process):
+    if process is None or not ask(process):
         if not seat.taken():
             return True
         say(f"{seat.title} runs where it cannot be signalled from here (another container?): end it there")
         return False
-    if _wait(lambda: not seat.taken(), seconds, f"waiting for {seat.title} (pid {process.pid}) to end"):
+    if wait(lambda: not seat.taken(), seconds, f"waiting for {seat.title} (pid {process.pid}) to end"):
         return True
     say(f"{seat.title} (pid {process.pid}) did not end within {seconds:g} s")
     return False
-
-
-def _recorded_workers(seat: Seat) -> list[ProcessId]:
-    """Workers that a killed `up` had noted and that still live."""
-    records = seat.read().get("workers")
-    found = [process_of({"process": record}) for record in records] if isinstance(records, list) else []
-    return [process for process in found if process and process.alive()]
-
-
-def _end_workers(workers: Sequence[ProcessId]) -> None:
-    left = [process for process in workers if _end(process)]
-    text = f"waiting for {len(left)} workers that an earlier foxqueue up left"
-    if left and not _wait(lambda: not any(process.alive() for process in left), DRAIN_S, text):
-        for process in left:
-            process.send(signal.SIGKILL)
-
-
-def _end(process: ProcessId) -> bool:
-    sent = process.send(signal.SIGTERM)
-    process.send(signal.SIGCONT)  # a stopped one takes the SIGTERM only when it goes on
-    return sent
-
-
-def _wait(condition: Callable[[], bool], seconds: float, text: str) -> bool:
-    begin = told = time.monotonic()
-    while not condition():
-        now = time.monotonic()
-        if now - begin > seconds:
-            return False
-        if text and now - told > (1.0 if told == begin else PROGRESS_S):
-            told = now
-            say(f"{text} ({now - begin:.0f} s)")
-        time.sleep(_LOOK_S / 2)
-    return True

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 from foxqueue.processes import ProcessId, descendants, parent_of
 
@@ -35,30 +35,33 @@ def terminate(leader: int | None) -> None:
             signal_member(pid, found, signum)
 
 
-def strike(keep: Collection[int] = ()) -> int:
+def strike(keep: Collection[int] = (), note: Callable[[int], None] = lambda _pid: None) -> int:
     """One round of stopping and killing every descendant.
 
     Args:
         keep: children to be left alone, with all that descends from them.
+        note: called with each, the dead included, before it is killed.
 
     Returns:
         How many were found, the dead that nobody has reaped yet included.
     """
     seen: set[int] = set()
     for _ in range(_ROUNDS):
-        spared = {pid for kept in keep for pid in (kept, *descendants(kept))}
-        fresh = set(descendants(os.getpid())) - seen - spared
+        # Never looking below what is kept: two lists, one of all and one of the spared, would differ by what was
+        # forked between them, and a busy job of another slot would be hit.
+        fresh = set(descendants(os.getpid(), keep)) - seen
         if not fresh:
             break
         seen |= fresh
         for pid in fresh:
             signal_member(pid, seen, signal.SIGSTOP)
     for pid in seen:
+        note(pid)
         signal_member(pid, seen, signal.SIGKILL)
     return len(seen)
 
 
-def kill_orphans(keep: Collection[int], deadline_s: float) -> bool:
+def kill_orphans(keep: Collection[int], deadline_s: float, note: Callable[[int], None] = lambda _pid: None) -> bool:
     """Kill and reap every descendant of this process outside ``keep``: what a dead runner left to its worker.
 
     The dead runner must have been reaped: its channel ends a moment before its children become ours.
@@ -67,14 +70,15 @@ def kill_orphans(keep: Collection[int], deadline_s: float) -> bool:
         keep: children to be left alone, with all that descends from them; every child that somebody else in
             this process waits for must be among them.
         deadline_s: seconds after which to give up.
+        note: called with each, the dead included, before it is killed; again with what does not die at once.
 
     Returns:
         Whether none is left.
     """
     deadline = time.monotonic() + deadline_s
     while True:
-        found = strike(keep)
-        for pid in set(descendants(os.getpid())) - set(keep):
+        found = strike(keep, note)
+        for pid in descendants(os.getpid(), keep):
             if parent_of(pid) == os.getpid():
                 try:
                     os.waitpid(pid, os.WNOHANG)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from collections.abc import Sequence
+from traceback import walk_tb
 
 import click
 
@@ -64,11 +66,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if hasattr(stream, "reconfigure"):  # a locale without some character is no reason to fail
             stream.reconfigure(errors="backslashreplace")
     try:
-        status = _run(words)
-        if sys.stdout is not None:
-            sys.stdout.flush()
+        status = _flushed(_run(words))
     except BrokenPipeError:
-        return _reader_left()
+        output.give_up(sys.stdout)  # whoever read stdout has seen enough
+        status = 0
+    if sys.stderr is not None:
+        try:
+            sys.stderr.flush()
+        except OSError:
+            output.give_up(sys.stderr)
+    return status
+
+
+def _flushed(status: int) -> int:
+    """The exit code, once all is written; 1 where stdout takes nothing."""
+    try:
+        output.flush()
+    except output.NotWritten as error:
+        output.give_up(sys.stdout)
+        if not status:
+            output.say(str(error))
+        return status or error.exit_code
     return status
 
 
@@ -81,7 +99,8 @@ def _run(words: list[str]) -> int:
     except click.exceptions.Exit as error:
         return error.exit_code
     except click.ClickException as error:
-        error.show()
+        with contextlib.suppress(OSError):
+            error.show()
         return error.exit_code
     except FoxqueueError as error:
         output.say(str(error))
@@ -90,6 +109,11 @@ def _run(words: list[str]) -> int:
         return INTERRUPTED
     except BrokenPipeError:
         raise
+    except OSError as error:
+        if not _in_click(error):
+            return _unexpected(error)
+        output.say(str(output.NotWritten(error)))
+        return 1
     except Exception as error:  # noqa: BLE001 - the last line of defence: users see a sentence, not a traceback
         return _unexpected(error)
 
@@ -104,19 +128,18 @@ def _invoke(words: list[str]) -> int:
     return status if isinstance(status, int) else 0
 
 
-def _reader_left() -> int:
-    """Whoever read stdout has seen enough. Point it elsewhere, or Python complains at exit."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, 1)
-    os.close(nowhere)
-    return 0
+def _in_click(error: OSError) -> bool:
+    """Whether click met it, which writes help on stdout by itself."""
+    frames = [frame for frame, _ in walk_tb(error.__traceback__)]
+    return str(frames[-1].f_globals.get("__name__")).startswith("click.")
 
 
 def _unexpected(error: Exception) -> int:
     if os.environ.get("FOXQUEUE_LOG", "").lower().startswith("debug"):
         import traceback
 
-        traceback.print_exc()
+        with contextlib.suppress(OSError):
+            traceback.print_exc()
     text = str(error).strip().splitlines()
     output.say(
         f"unexpected {type(error).__name__}{': ' + text[0] if text else ''}; set FOXQUEUE_LOG=debug for the traceback"

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from foxqueue.cli import output
-from foxqueue.cli.options import client, common, duration, job_number, json_option
-from foxqueue.cli.submit import DETACHED, how_it_ended, stream
+from foxqueue.cli.options import Whole, client, common, duration, job_number, json_option
+from foxqueue.cli.submit import DETACHED, how_it_ended, stream, whole_output
 from foxqueue.states import STATES
 from foxqueue.units import format_duration, format_memory
 
@@ -25,20 +25,21 @@ TAIL_LINES = 20
 @click.option("--state", "states", multiple=True, type=click.Choice(STATES), help="Only these; may be repeated.")
 @click.option("--name", metavar="PATTERN", help="Only names that match, with * and ?.")
 @click.option("--mine", is_flag=True, help="Only those that you submitted.")
-@click.option("--limit", type=click.IntRange(min=1), default=50, show_default=True, help="How many at most.")
+@click.option("--limit", type=Whole(min=1), default=50, show_default=True, help="How many at most.")
 @json_option
 @common
 def list_jobs(states: tuple[str, ...], name: str | None, mine: bool, limit: int, as_json: bool) -> int:
     """List jobs: pending in the order in which they would run, scheduled, running, then ended, newest first."""
     fox = client()
     fox.look()
-    listing = fox.listing(states, name, mine, limit)
+    listing = fox.listing(states, name, mine, limit + 1)  # one more tells whether there are more
+    shown = listing.jobs[:limit]
     if as_json:
-        output.write_json([job.to_dict() for job in listing.jobs])
-    elif listing.jobs:
+        output.write_json([job.to_dict() for job in shown])
+    elif shown:
         headers = ["JOB", "NAME", "STATE", "PRIO", "USER", "DEVICE", "TIME", "WHY"]
         now = int(time.time() * 1000)
-        output.table(headers, [_row(job, now) for job in listing.jobs], right=("JOB", "PRIO", "TIME"))
+        output.table(headers, [_row(job, now) for job in shown], right=("JOB", "PRIO", "TIME"))
     elif output.on_terminal():
         output.say("no such jobs" if states or name or mine else "no jobs: foxqueue submit -- CMD puts one in")
     _tell_the_rest(listing, limit, filtered=bool(states or name or mine))
@@ -46,14 +47,16 @@ def list_jobs(states: tuple[str, ...], name: str | None, mine: bool, limit: int,
 
 
 def _tell_the_rest(listing: Listing, limit: int, filtered: bool) -> None:
-    total = sum(listing.counts.values())
     if not listing.complete:
         output.say("the search stopped after the first 20,000 jobs; there may be more matches")
-    elif len(listing.jobs) == limit and not filtered and total > limit:
+    elif len(listing.jobs) <= limit:
+        return
+    elif filtered:
+        output.say(f"the first {limit} of the matches; --limit shows more")
+    else:
         groups = ", ".join(f"{count:,} {name}" for name, count in listing.counts.items() if count)
+        total = sum(listing.counts.values())
         output.say(f"the first {limit} of {total:,} jobs ({groups}); --limit and --state choose others")
-    elif len(listing.jobs) == limit and filtered and output.on_terminal():
-        output.say(f"the first {limit} matches; --limit shows more")
 
 
 def _row(job: Any, now_ms: int) -> list[Any]:
@@ -118,7 +121,7 @@ def _facts(job: Job) -> dict[str, Any]:
     floor = f", {format_memory(view.gpu_memory_mib)} or more" if view.gpu_memory_mib else ""
     tags = " ".join(f"{name}={value}" for name, value in view.tags.items())
     counted = f"{view.attempts}" + (f" of {view.retries + 1}" if view.retries else "")
-    peak = result.get("max_rss_kib")
+    peak = None if view.reason == "launch_error" else result.get("max_rss_kib")  # that was the runner's own
     return {
         "job": view.number,
         "name": view.name,
@@ -149,7 +152,12 @@ def _facts(job: Job) -> dict[str, Any]:
 
 
 @click.command(short_help="A job's output.")
-@click.option("-f", "--follow", is_flag=True, help="Go on until the job has ended, over all its attempts.")
+@click.option(
+    "-f",
+    "--follow",
+    is_flag=True,
+    help="Go on until the job has ended, over all its attempts; of a fast writer the last 64 KiB.",
+)
 @click.argument("number", type=job_number, metavar="NUMBER")
 @json_option
 @common
@@ -167,7 +175,8 @@ def logs(number: int, follow: bool, as_json: bool) -> int:
         output.write_json({"number": number, "state": job.state, "output": data.decode("utf-8", "replace")})
         return 0
     if pieces and pieces[0].offset:
-        output.say(f"the first {pieces[0].offset:,} bytes are not kept here")
+        where = whole_output(fox, job, pieces[0].fence)
+        output.say(f"the first {pieces[0].offset:,} bytes are not kept here; {where}")
     if not pieces:
         output.say(f"job {number} has no output" + ("" if job.ended else f" yet: it is {job.state}"))
     output.write_bytes(data)
@@ -203,8 +212,9 @@ def cancel(numbers: tuple[int, ...], as_json: bool) -> int:
     except KeyboardInterrupt:
         output.say("not waiting any longer; what was asked to stop will end")
         return DETACHED
-    if as_json:
-        output.write_json([job.to_dict() for job in accepted])
+    finally:
+        if as_json:
+            output.write_json([job.to_dict() for job in accepted])
     return 1 if refused or any(job.state != "cancelled" for job in accepted) else 0
 
 
@@ -237,15 +247,31 @@ def wait(numbers: tuple[int, ...], timeout: float | None, as_json: bool) -> int:
     Ctrl-C stops waiting (exit code 130); the jobs go on.
     """
     fox = client()
-    jobs = [fox.job(number) for number in dict.fromkeys(numbers)]
+    jobs, unknown = _find(fox, dict.fromkeys(numbers))
     try:
-        fox.wait(jobs, timeout, on_end=None if as_json else _tell_end)
+        if not unknown:
+            fox.wait(jobs, timeout, on_end=None if as_json else _tell_end)
     except KeyboardInterrupt:
         output.say("not waiting any longer; the jobs go on")
         return DETACHED
-    if as_json:
-        output.write_json([job.to_dict() for job in jobs])
+    finally:
+        if as_json:
+            output.write_json([job.to_dict() for job in jobs])
+    if unknown:
+        return 1
     for job in jobs:
         if not job.succeeded:
             output.say(how_it_ended(job))
     return 0 if all(job.succeeded for job in jobs) else 1
+
+
+def _find(fox: Client, numbers: dict[int, None]) -> tuple[list[Job], bool]:
+    from foxqueue.errors import JobNotFound
+
+    found: list[Job] = []
+    for number in numbers:
+        try:
+            found.append(fox.job(number))
+        except JobNotFound as error:
+            output.say(str(error))
+    return found, len(found) < len(numbers)

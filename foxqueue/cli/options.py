@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -71,9 +72,38 @@ def job_number(text: str) -> int:
     )
 
 
+class Whole(click.IntRange):
+    """A whole number in ASCII digits. Python's own reader takes those of every script, and ``1_0``."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Read it."""
+        if isinstance(value, str) and not re.fullmatch(r"-?[0-9]{1,15}", value):
+            self.fail(f"{value!r} is not a whole number, like 1.", param, ctx)
+        return super().convert(value, param, ctx)
+
+
 def duration(text: str) -> float:
     """Read a time such as 30m as seconds. A parameter's ``type``."""
     try:
         return parse_duration(text)
     except InvalidInput as error:
         raise click.BadParameter(str(error)) from error
+
+
+def lease_ttl(text: str) -> float:
+    """Read the length of a lease as seconds. A parameter's ``type``."""
+    seconds = duration(text)
+    if not 0.3 <= seconds <= 600:
+        raise click.BadParameter(f"a lease of {text} is not possible: give 300ms to 10m")
+    return seconds
+
+
+def simulated(text: str) -> str:
+    """Check simulated devices such as 2x24G. A parameter's ``type``."""
+    from foxqueue.gpu import parse_simulate
+
+    try:
+        parse_simulate(text)
+    except InvalidInput as error:
+        raise click.BadParameter(str(error)) from error
+    return text

@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
 import sys
 import unicodedata
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, TextIO
+
+from foxqueue.errors import FoxqueueError
 
 # Control characters of both ranges, and marks that reorder text: they could redraw the reader's terminal.
 _UNSAFE = re.compile(r"[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 _ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\-_])")
+# How repr() writes a byte that is not UTF-8; everywhere it is shown as \xff.
+_BYTE = re.compile(r"\\udc([89a-f][0-9a-f])")
 _SHORT = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
 
 _ELASTIC = frozenset({"NAME", "WHY", "DETAIL", "UUID", "WORKER", "DEVICE"})
 _NARROWEST = 8
+# Columns that go where the terminal is too narrow for all, the first ones first. The first column of a table stays.
+_LEFT_OUT = (
+    *("PRIO", "USER", "SINCE", "PID", "UTIL", "UUID", "DEVICE", "HOST", "TIME"),
+    *("FREE/TOTAL", "WHY", "DETAIL", "NAME", "JOB", "STATE", "RESULT"),
+)
 
 _STATE_STYLES = {
     "pending": "yellow",
@@ -38,15 +48,24 @@ _STATE_STYLES = {
 }
 
 
+class NotWritten(FoxqueueError):
+    """Standard output takes nothing: its disk is full, say. ``why`` is the system's word for it."""
+
+    def __init__(self, error: OSError) -> None:
+        self.why = error.strerror or str(error)
+        super().__init__(f"standard output cannot be written: {self.why}")
+
+
 def say(message: str) -> None:
-    """A message on stderr."""
+    """A message on stderr. One that cannot be written changes nothing else."""
     if sys.stderr is not None:
-        print(f"foxqueue: {safe(message)}", file=sys.stderr, flush=True)
+        with contextlib.suppress(OSError):
+            print(f"foxqueue: {safe(message)}", file=sys.stderr, flush=True)
 
 
 def safe(text: str) -> str:
     """The text with everything that could move a cursor written out, like ``\\x1b``."""
-    return _UNSAFE.sub(_written_out, text)
+    return _UNSAFE.sub(_written_out, _BYTE.sub(r"\\x\1", text))
 
 
 def _written_out(match: re.Match[str]) -> str:
@@ -65,18 +84,53 @@ def last_lines(output: bytes, count: int) -> list[str]:
     return [safe(line) for line in shown] if text else []
 
 
+@contextlib.contextmanager
+def _told() -> Iterator[None]:
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise NotWritten(error) from error
+
+
 def write(text: str) -> None:
-    """Text on stdout."""
+    """Text on stdout.
+
+    Raises:
+        NotWritten: it takes nothing.
+        BrokenPipeError: nobody reads it any more. So it is with all that write here.
+    """
     if sys.stdout is not None:
-        sys.stdout.write(text)
+        with _told():
+            sys.stdout.write(text)
 
 
 def write_bytes(data: bytes) -> None:
     """Bytes on stdout, at once."""
     if sys.stdout is not None:
-        sys.stdout.flush()
-        sys.stdout.buffer.write(data)
-        sys.stdout.buffer.flush()
+        with _told():
+            sys.stdout.flush()
+            sys.stdout.buffer.write(data)
+            sys.stdout.buffer.flush()
+
+
+def flush() -> None:
+    """What was written on stdout is out."""
+    if sys.stdout is not None:
+        with _told():
+            sys.stdout.flush()
+
+
+def give_up(stream: TextIO | None) -> None:
+    """Lose what a stream could not write. Else Python tries again at exit, complains, and exits with 120."""
+    if stream is None:
+        return
+    with contextlib.suppress(OSError, ValueError):
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, stream.fileno())
+        os.close(nowhere)
+        stream.flush()
 
 
 def write_json(value: Any) -> None:
@@ -122,6 +176,7 @@ def _rich_table(headers: Sequence[str], rows: Sequence[Sequence[str]], right: Se
 
     console = Console()
     drawn = Table(box=None, pad_edge=False, header_style="bold")
+    headers, rows = _without_some(headers, rows, console.width)
     for header, width in zip(headers, _fitted(headers, rows, console.width), strict=True):
         drawn.add_column(
             header,
@@ -133,7 +188,26 @@ def _rich_table(headers: Sequence[str], rows: Sequence[Sequence[str]], right: Se
     for row in rows:
         # Text, not str: brackets in a job's name are no markup
         drawn.add_row(*(Text(cell, style=_STATE_STYLES.get(cell, "")) for cell in row))
-    console.print(drawn)
+    with console.capture() as captured:
+        console.print(drawn)
+    write(captured.get())
+
+
+def _without_some(
+    headers: Sequence[str], rows: Sequence[Sequence[str]], width: int
+) -> tuple[list[str], list[list[str]]]:
+    """The columns for which the terminal has room."""
+    kept = list(range(len(headers)))
+
+    def chosen(cells: Sequence[str]) -> list[str]:
+        return [cells[at] for at in kept]
+
+    for header in _LEFT_OUT:
+        widths = _fitted(chosen(headers), [chosen(row) for row in rows], width)
+        if sum(widths) + 2 * (len(widths) - 1) <= width:
+            break
+        kept = [at for at in kept if at == 0 or headers[at] != header]
+    return chosen(headers), [chosen(row) for row in rows]
 
 
 def _fitted(headers: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> list[int]:

@@ -9,12 +9,9 @@ from typing import Any, TypeVar
 import click
 
 from foxqueue import logs
-from foxqueue.cli.options import common, config, duration
+from foxqueue.cli.options import Whole, common, config, lease_ttl, simulated
 
 F = TypeVar("F", bound=Callable[..., Any])
-
-
-_LEASE_TTL = "Length of a lease, 300ms to 10m; only in an empty namespace. [default: 15s]"
 
 
 def _log() -> None:
@@ -23,8 +20,10 @@ def _log() -> None:
 
 
 def _devices(command: F) -> F:
-    simulate = click.option("--simulate", metavar="NxSIZE", help="Simulated GPUs in place of real ones, like 2x24G.")
-    cpu = click.option("--cpu", type=click.IntRange(0, 1024), default=0, metavar="N", help="CPU slots besides.")
+    simulate = click.option(
+        "--simulate", type=simulated, metavar="NxSIZE", help="Simulated GPUs in place of real ones, like 2x24G."
+    )
+    cpu = click.option("--cpu", type=Whole(0, 1024), default=0, metavar="N", help="CPU slots besides.")
     return simulate(cpu(command))
 
 
@@ -32,13 +31,14 @@ def _devices(command: F) -> F:
 @_devices
 @click.option(
     "--lease-ttl",
-    type=duration,
+    "ttl_s",
+    type=lease_ttl,
     metavar="TIME",
     help="Length of a lease, 300ms to 10m; only in an empty namespace. [default: 15s]",
 )
 @click.option("--detach", is_flag=True, help="Return when all is up, and go on in the background.")
 @common
-def up(simulate: str | None, cpu: int, lease_ttl: float | None, detach: bool) -> int:
+def up(simulate: str | None, cpu: int, ttl_s: float | None, detach: bool) -> int:
     """Run a worker for each device of this machine, and our own server unless one is configured.
 
     Ctrl-C, SIGTERM or foxqueue down ends it: jobs have 60 seconds to end, then they go back into the queue. A second
@@ -47,7 +47,7 @@ def up(simulate: str | None, cpu: int, lease_ttl: float | None, detach: bool) ->
     _log()
     from workers import supervisor
 
-    ttl_ms = None if lease_ttl is None else round(lease_ttl * 1000)
+    ttl_ms = None if ttl_s is None else round(ttl_s * 1000)
     return supervisor.up(config(), simulate=simulate, cpu=cpu, lease_ttl_ms=ttl_ms, detach=detach)
 
 

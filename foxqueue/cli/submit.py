@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from foxqueue.cli import output
-from foxqueue.cli.options import client, common, json_option
+from foxqueue.cli.options import Whole, client, common, json_option
+from foxqueue.errors import ServerError
 
 if TYPE_CHECKING:
     from foxqueue.client import Client, Job
 
+NEAR_BYTES = 4096  # how far the next line may be for the output to go on there after a gap
 DETACHED = 130  # what a shell shows for a command that Ctrl-C ended
 
 
@@ -31,12 +34,10 @@ DETACHED = 130  # what a shell shows for a command that Ctrl-C ended
     metavar="P",
     help="0 to 9, or low (2), medium (5), high (8). Higher runs first, and old jobs overtake.",
 )
-@click.option("--gpus", type=click.IntRange(0, 1), default=1, show_default=True, help="1 GPU, or 0: a CPU slot.")
+@click.option("--gpus", type=Whole(0, 1), default=1, show_default=True, help="1 GPU, or 0: a CPU slot.")
 @click.option("--gpu-memory", metavar="SIZE", help="Floor of the GPU's memory, like 8G.")
 @click.option("-t", "--time-limit", metavar="TIME", help="End the job after this time, like 30m.")
-@click.option(
-    "--retries", type=click.IntRange(0, 1000), default=0, show_default=True, help="More attempts after a failed one."
-)
+@click.option("--retries", type=Whole(0, 1000), default=0, show_default=True, help="More attempts after a failed one.")
 @click.option(
     "--retry-delay",
     default="10s",
@@ -56,7 +57,13 @@ DETACHED = 130  # what a shell shows for a command that Ctrl-C ended
     show_default=True,
     help="What CUDA_VISIBLE_DEVICES carries.",
 )
-@click.option("-w", "--wait", "wait", is_flag=True, help="Stream the output and exit with the job's own code.")
+@click.option(
+    "-w",
+    "--wait",
+    "wait",
+    is_flag=True,
+    help="Stream the output, of a fast writer the last 64 KiB, and exit with the job's own code.",
+)
 @click.option("-q", "--quiet", is_flag=True, help="Print the number alone.")
 @json_option
 @common
@@ -86,19 +93,29 @@ def submit(
     job = fox.enqueue(submission)
     for warning in fox.warnings:
         output.say(warning)
-    if as_json:
-        output.write_json(job.to_dict())
-    elif quiet and not wait:
-        output.write(f"{job.number}\n")
-    elif not wait:
-        output.write(f"job {job.number} submitted\n")
-        if output.on_terminal():
-            output.say(f"foxqueue logs -f {job.number} follows it, foxqueue cancel {job.number} ends it")
     if not wait:
-        return 0
+        return _tell_number(job, quiet, as_json)
     if not quiet:
         output.say(f"job {job.number} submitted; Ctrl-C detaches, the job goes on")
     return _run(fox, job)
+
+
+def _tell_number(job: Job, quiet: bool, as_json: bool) -> int:
+    """Say which job it is, on stderr where stdout takes nothing: a script must not lose an accepted job."""
+    try:
+        if as_json:
+            output.write_json(job.to_dict())
+        else:
+            output.write(f"{job.number}\n" if quiet else f"job {job.number} submitted\n")
+        output.flush()
+    except (output.NotWritten, BrokenPipeError) as error:
+        why = error.why if isinstance(error, output.NotWritten) else "nobody reads it"
+        output.give_up(sys.stdout)
+        output.say(f"job {job.number} was submitted, but its number could not be written: {why}")
+        return 1
+    if not quiet and not as_json and output.on_terminal():
+        output.say(f"foxqueue logs -f {job.number} follows it, foxqueue cancel {job.number} ends it")
+    return 0
 
 
 def _tags(pairs: Sequence[str]) -> dict[str, str]:
@@ -123,6 +140,10 @@ def _run(fox: Client, job: Job) -> int:
             f"foxqueue cancel {job.number} ends it"
         )
         return DETACHED
+    except output.NotWritten as error:
+        output.give_up(sys.stdout)
+        output.say(f"{error}; job {job.number} goes on, foxqueue logs -f {job.number} follows it")
+        return error.exit_code
     status = job.view.exit_status()
     if status:
         output.say(how_it_ended(job))
@@ -138,13 +159,35 @@ def how_it_ended(job: Job) -> str:
 
 def stream(fox: Client, job: Job) -> None:
     """Write output as it comes until the job has ended; gaps and new attempts are told on stderr."""
-    fence, expected = None, 0
+    fence, expected, told = None, 0, False
     for piece in fox.pieces(job):
+        data, offset = piece.data, piece.offset
         if piece.fence != fence:
             if fence is not None:
                 output.say(f"job {job.number} runs again")
-            fence, expected = piece.fence, 0
-        if piece.offset > expected:
-            output.say(f"{piece.offset - expected:,} bytes of output are not kept here")
-        expected = piece.offset + len(piece.data)
-        output.write_bytes(piece.data)
+            fence, expected, told = piece.fence, 0, False
+        if offset > expected:
+            cut = _line_start(data)
+            data, offset = data[cut:], offset + cut
+            where = "" if told else f"; {whole_output(fox, job, piece.fence)}"
+            output.say(f"{offset - expected:,} bytes of output are not kept here{where}")
+            told = True
+        expected = offset + len(data)
+        output.write_bytes(data)
+
+
+def _line_start(data: bytes) -> int:
+    """Where to go on after a gap: at the next line if one begins soon, else at once."""
+    newline = data.find(b"\n", 0, NEAR_BYTES)
+    return newline + 1 if 0 <= newline < len(data) - 1 else 0
+
+
+def whole_output(fox: Client, job: Job, fence: int) -> str:
+    """Where all output of a run lies. Only its own machine knows its home and its machine id."""
+    host = job.host if job.host and job.fence == str(fence) else "its worker's machine"
+    try:
+        instance = fox.broker.settings().instance
+    except ServerError:
+        instance = "<instance>"
+    run = f"{instance}/{job.number}-{job.born}/{fence}"
+    return f"all of it is on {host}: <home>/<machine-id>/jobs/{run}/output.log"

@@ -78,7 +78,7 @@ def test_hidden_processes_show_by_the_memory_in_use(nvml_state: State, probed: M
     nvml_state.write(*GPU, "gpu 0 mem_used_mib 5600")
     seen = probed.look(99)
     assert (seen["state"], seen["strangers"]) == ("occupied", [])
-    assert seen["detail"] == "4.9G held by processes that are not ours: none that can be seen from here"
+    assert seen["detail"] == "4.89G held by processes that are not ours: none that can be seen from here"
     nvml_state.write(*GPU, "gpu 0 mem_used_mib 850")
     assert probed.look()["state"] == "free"
     nvml_state.write(*GPU, "gpu 0 proc 10 3000", "gpu 0 mem_used_mib 5600")
@@ -104,7 +104,7 @@ def test_a_process_without_figure_is_judged_by_the_memory_in_use(nvml_state: Sta
     seen = probed.look()
     assert (seen["state"], seen["strangers"]) == ("free", [[10, None]])
     nvml_state.write(*GPU, "gpu 0 proc 10 -", "gpu 0 proc 11 2000", "gpu 0 mem_used_mib 4600")
-    assert probed.look(11)["detail"] == "2G held by processes that are not ours: pid 10 (unknown)"
+    assert probed.look(11)["detail"] == "1.96G held by processes that are not ours: pid 10 (unknown)"
     # ours without a figure, and nobody else
     nvml_state.write(*GPU, "gpu 0 proc 10 -", "gpu 0 mem_used_mib 4600")
     assert probed.look(10)["state"] == "free"

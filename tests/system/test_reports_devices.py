@@ -95,7 +95,7 @@ def test_a_job_is_shown_the_gpu_it_has(machine: Machine) -> None:
     cpu = stack.queue("sh", "-c", f'{SHOW}; [ -z "$CUDA_VISIBLE_DEVICES" ]', gpus=0)
     assert told(stack, cpu) == ["PCI_BUS_ID", "", ""]
     never = stack.fox("submit", "--gpu-memory", "200G", "--", "true", check=False)
-    assert never.returncode == 69 and "200G" in never.stderr and "140.4G" in never.stderr
+    assert never.returncode == 69 and "200G" in never.stderr and "140.41G" in never.stderr
     flag.touch()
     assert stack.await_state(waits, "succeeded")["gpu_uuids"] == [machine.large]
 

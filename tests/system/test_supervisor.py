@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +21,7 @@ from foxqueue.config import load_config
 from foxqueue.errors import InvalidInput
 from foxqueue.locks import DeviceLock
 from foxqueue.places import read_json
+from foxqueue.processes import ProcessId
 from foxqueue.server import find_server
 from workers.keeper import Backoff, up_seat
 from workers.supervisor import serve
@@ -79,12 +81,74 @@ def test_delays_between_restarts() -> None:
     assert [backoff.after(60), backoff.after(60), backoff.after(0)] == [0, 0, 0.2]
 
 
-def test_refused_worker_is_not_started_again(home: Home) -> None:
+def test_nothing_runs_where_every_device_is_refused_from_the_start(home: Home) -> None:
     home.order("refuse")
     assert home.run("up") == 1
     assert len(home.notes("start")) == 2
     assert "refused" in home.said and "nothing is left to run" in home.said
     assert find_server(home.config) is None
+
+
+def test_refusal_of_the_only_worker_after_it_was_ready_is_not_the_end(home: Home) -> None:
+    up = home.up(simulate="1x24G", again_s=0.3)
+    home.order("refuse")
+    os.kill(home.workers()[0], signal.SIGKILL)
+    until(lambda: len(home.notes("start")) > 3, what="several refusals")
+    assert up.poll() is None and find_server(home.config)
+    assert home.said.count("was refused to its worker, see above: trying again every 0.3 s") == 1
+    (home.directory / "refuse").unlink()
+    until(home.workers, what="a worker again")
+    up.terminate()
+    assert up.wait(30) == 0
+
+
+def test_device_that_another_home_serves_is_taken_when_it_is_free(home: Home) -> None:
+    up = home.up(again_s=0.3)
+    _, device, pid = home.notes("start")[0]
+    lock = hold(home, device, {"home": "/elsewhere", "namespace": "theirs", "user": "somebody"}, instead_of=pid)
+    text = "is served by another worker (pid unknown of user somebody, namespace theirs, home /elsewhere)"
+    until(lambda: text in home.said, what="who has it")
+    starts = len(home.notes("start"))
+    began = time.monotonic()
+    until(lambda: time.monotonic() - began > 1.0, what="several looks")
+    assert home.said.count(text) == 1 and len(home.notes("start")) == starts and len(home.workers()) == 1
+    lock.release()
+    until(lambda: len(home.workers()) == 2, what="a worker of ours")
+    assert up.poll() is None
+
+
+def test_worker_of_this_home_that_came_first_is_watched_instead(home: Home) -> None:
+    """The holder has the lock, and writes down who it is only when a worker of ours was refused for it."""
+    up = home.up(again_s=0.3)
+    _, device, pid = home.notes("start")[0]
+    lock = hold(home, device, {}, instead_of=pid)
+    until(lambda: home.notes("held"), what="a refusal")
+    script = "import sys, time; time.sleep(300)"
+    other = subprocess.Popen([sys.executable, "-S", "-c", script])
+    home.started.append(other)
+    process = ProcessId.of(other.pid)
+    assert process
+    lock.write({"process": process.to_dict(), "home": str(home.config.home), "namespace": home.config.namespace})
+    recorded = lambda: {worker["pid"] for worker in up_seat(home.config).read()["workers"]}  # noqa: E731
+    until(lambda: other.pid in recorded(), what="the other worker in up.json")
+    assert f"that this foxqueue up did not start (pid {other.pid})" in home.said
+    other.kill()
+    other.wait()
+    lock.release()
+    until(lambda: len(home.workers()) == 2, what="a worker of ours")
+    assert up.poll() is None
+
+
+def hold(home: Home, device: str, record: dict[str, str], *, instead_of: int) -> DeviceLock:
+    """Kill a worker, and have its device's lock before its successor."""
+    lock = DeviceLock(device, "worker", [home.config.machine_dir / "locks"])
+    up = home.started[-1]
+    up.send_signal(signal.SIGSTOP)
+    os.kill(instead_of, signal.SIGKILL)
+    until(lock.acquire, what="the lock")
+    lock.write(record)
+    up.send_signal(signal.SIGCONT)
+    return lock
 
 
 def test_server_that_dies_runs_again_with_its_data(home: Home) -> None:
@@ -179,7 +243,7 @@ def test_next_up_takes_over_workers_that_live_on(home: Home) -> None:
     assert len(left) == 2 and find_server(home.config)
     (home.config.machine_dir / "up.json").unlink()
     up = home.up()
-    assert len(home.notes("start")) == 2 and "left (pid" in home.said
+    assert len(home.notes("start")) == 2 and "did not start (pid" in home.said
     os.kill(left[0], signal.SIGKILL)
     until(lambda: len(home.notes("start")) == 3, what="a worker in its place")
     up.terminate()

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from foxqueue.capture import capture, current_umask, explicit, is_secret
+from foxqueue.capture import capture, current_umask, explicit, is_secret, locale_is_pythons
 from foxqueue.errors import InvalidInput
 
 SECRETS = (
@@ -125,3 +125,28 @@ def test_the_umask_is_read_without_changing_it() -> None:
     assert done.stdout.split() == [str(0o027), str(0o027)]
     assert 0 <= current_umask() <= 0o777
     assert os.environ.get("PATH")
+
+
+@pytest.mark.parametrize(
+    ("first", "added"),
+    [
+        ({"PATH": "/bin"}, True),
+        ({"PATH": "/bin", "LANG": "C"}, True),
+        ({"PATH": "/bin", "LC_CTYPE": "C.UTF-8"}, False),
+        ({"PATH": "/bin", "LANG": "de_DE.UTF-8"}, False),
+        ({"PATH": "/bin", "LC_ALL": "C"}, False),
+        ({"PATH": "/bin", "PYTHONCOERCECLOCALE": "0"}, False),
+        ({}, False),
+        ({"python -m title": ""}, False),
+    ],
+)
+def test_a_locale_that_python_set_is_told_from_the_submitters(first: dict[str, str], added: bool) -> None:
+    assert locale_is_pythons({"PATH": "/bin", "LC_CTYPE": "C.UTF-8"}, first) is added
+
+
+@pytest.mark.parametrize(("given", "goes_along"), [({}, False), ({"LC_CTYPE": "C.UTF-8"}, True)])
+def test_a_locale_that_python_set_does_not_go_along(given: dict[str, str], goes_along: bool) -> None:
+    code = "import os; from foxqueue.capture import capture as c; print('LC_CTYPE' in c(os.environ, '/').env)"
+    environ = {"PATH": os.environ["PATH"], **given}
+    done = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True, timeout=30)
+    assert done.stdout == f"{goes_along}\n"

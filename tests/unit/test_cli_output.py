@@ -18,6 +18,7 @@ def test_nothing_in_a_text_can_move_the_cursor() -> None:
     assert output.safe("a\x1b[2J\n\x9b\x00\x7fb\tc\r") == "a\\x1b[2J\\n\\x9b\\x00\\x7fb\\tc\\r"
     assert output.safe("right‮left") == "right\\u202eleft"
     assert output.safe("\udcff") == "\\xff"
+    assert output.safe(f"{'/no' + chr(0xDCFF)!r} is shown") == "'/no\\xff' is shown"
     assert output.safe("größe 🙂 日本") == "größe 🙂 日本"
 
 
@@ -46,6 +47,19 @@ def test_a_table_on_a_narrow_terminal_gives_way_in_its_long_texts() -> None:
     assert (widths[0], widths[2]) == (3, 9)
     assert output._fitted(headers, rows, 500) == [3, 40, 9, 80]
     assert min(output._fitted(headers, rows, 1)) == 3
+
+
+@pytest.mark.parametrize("width", [20, 30, 40, 80])
+def test_a_table_on_a_very_narrow_terminal_keeps_the_number(width: int) -> None:
+    headers = ["JOB", "NAME", "STATE", "PRIO", "USER", "DEVICE", "TIME", "WHY"]
+    rows = [["123456", "n" * 40, "succeeded", "5", "ann", "SIM-12345678", "1h02m", "w" * 80]]
+    kept, cells = output._without_some(headers, rows, width)
+    widths = output._fitted(kept, cells, width)
+    assert (kept[0], widths[0]) == ("JOB", 6)
+    assert "STATE" in kept
+    assert sum(widths) + 2 * (len(widths) - 1) <= width
+    assert [len(row) for row in cells] == [len(kept)]
+    assert (len(kept) == len(headers)) == (width == 80)
 
 
 @pytest.mark.parametrize(

@@ -40,6 +40,19 @@ def _no_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None
         (["ls", "--state", "done"], "'pending'"),
         (["ls", "--limit", "0"], "x>=1"),
         (["submit", "--gpus", "2", "--", "true"], "0<=x<=1"),
+        (["submit", "--gpus", "١", "--", "true"], "not a whole number"),
+        (["submit", "--retries", "1_0", "--", "true"], "not a whole number"),
+        (["ls", "--limit", "٣"], "not a whole number"),
+        (["up", "--cpu", "٣"], "not a whole number"),
+        (["up", "--lease-ttl", "0"], "300ms to 10m"),
+        (["up", "--lease-ttl", "11m"], "300ms to 10m"),
+        (["up", "--simulate", "lots"], "like 2x24G"),
+        (["worker", "--gpu", "0", "--simulate", "0x1G"], "above 0"),
+        (["submit", "-d", "", "--", "true"], "empty text"),
+        (["submit", "-d", "/etc/passwd", "--", "true"], "is not a directory"),
+        (["submit", "-d", "~no-such-user", "--", "true"], "no such user"),
+        (["ls", "--url", "unix:///x?db=abc"], "number of a database"),
+        (["ls", "--url", "redis://h:1?socket_timeout=1"], "not one of db, "),
         (["submit", "--retries", "-1", "--", "true"], "0<=x<=1000"),
         (["submit", "--visible", "all", "--", "true"], "'index', 'uuid'"),
         (["submit", "--tag", "x", "--", "true"], "NAME=VALUE"),
@@ -118,8 +131,9 @@ def test_help_shows_the_commands_in_the_order_of_use(capsys: pytest.CaptureFixtu
     assert main(["--help"]) == 0
     text = capsys.readouterr().out
     assert text.index("  submit ") < text.index("  ls ") < text.index("  gpus ") < text.index("  version ")
-    for command in ("submit", "ls", "up", "wait"):
+    for command in ("submit", "ls", "up", "wait", "logs"):
         assert main([command, "--help"]) == 0
+        assert ("64 KiB" in " ".join(capsys.readouterr().out.split())) == (command in ("submit", "logs"))
 
 
 def test_importing_foxqueue_is_cheap() -> None:

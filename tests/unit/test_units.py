@@ -81,3 +81,12 @@ def test_sizes_and_times_are_shown_short() -> None:
         "24G",
     ]
     assert [format_duration(s) for s in (0, 59.9, 184, 7500, 273600)] == ["0s", "59s", "3m04s", "2h05m", "3d04h"]
+
+
+@pytest.mark.parametrize(
+    ("mib", "shown"),
+    [(24832, "24.25G"), (24564, "23.99G"), (24575, "24575M"), (24577, "24.01G"), (143771, "140.41G"), (1023, "1023M")],
+)
+def test_a_size_is_never_shown_below_the_truth_nor_as_another_that_can_be_asked_for(mib: int, shown: str) -> None:
+    assert format_memory(mib) == shown
+    assert parse_memory(shown) >= mib

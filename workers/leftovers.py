@@ -1,0 +1,259 @@
+"""What runs of this home and namespace on this machine by what the device locks say: workers, and runs without one."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from foxqueue.config import Config
+from foxqueue.errors import FoxqueueError
+from foxqueue.gpu import Device
+from foxqueue.locks import DeviceLock, Role, lock_places
+from foxqueue.processes import ProcessId, kill_marked, marked, pid_namespace
+from workers.keeper import Seat, process_of, say
+from workers.runs import MARK
+
+DRAIN_S = 80.0  # a worker waits 60 s for its job, then needs some to kill it and to give it back
+KILLED_S = 10.0
+RUNNER_ENDS_S = 6.0  # it gives its job 2 s, and then kills
+SWEEP_UP_S = 5.0
+PROGRESS_S = 10.0
+_LOOK_S = 0.05
+
+
+# --- workers ------------------------------------------------------------------------------------------
+
+
+def left_behind(config: Config, device: Device) -> ProcessId | None:
+    """The living worker of this home and namespace that holds the device's lock, if there is one."""
+    try:
+        record = _lock(config, device, "worker").read()
+    except FoxqueueError:
+        return None  # the worker finds out and says why
+    return _living(process_of(record)) if record and _is_ours(config, record) else None
+
+
+def left_workers(config: Config) -> list[ProcessId]:
+    """All living workers of this home and namespace on this machine."""
+    found = (_living(process_of(record)) for record in _records(config, "worker"))
+    return list(dict.fromkeys(process for process in found if process))
+
+
+def recorded_workers(seat: Seat) -> list[ProcessId]:
+    """Workers that a killed `up` had noted and that still live."""
+    records = seat.read().get("workers")
+    found = [process_of({"process": record}) for record in records] if isinstance(records, list) else []
+    return [process for process in found if process and process.alive()]
+
+
+def end_workers(workers: Sequence[ProcessId]) -> bool:
+    """SIGTERM, and SIGKILL to those that do not end in time. Returns whether none is left."""
+    left = [process for process in dict.fromkeys(workers) if ask(process)]
+    text = f"waiting for {len(left)} workers that an earlier foxqueue up left"
+    if not left or await_end(left, DRAIN_S, text):
+        return True
+    say(f"they did not end within {DRAIN_S:g} s and are killed")
+    for process in left:
+        process.send(signal.SIGKILL)
+    if await_end(left, KILLED_S):
+        return True
+    say(f"a worker cannot be killed, the kernel holds it: pid {_pids(left)}")
+    return False
+
+
+def holder_of(config: Config, device: Device) -> str:
+    """Who serves a device of ours, for people; empty when nobody does, or it cannot be told."""
+    try:
+        lock = _lock(config, device, "worker")
+        if lock.acquire():
+            lock.release()  # a worker that starts at this very moment tries for longer than that
+            return ""
+    except (FoxqueueError, OSError):
+        return ""
+    record = lock.read() or {}
+    process = process_of(record)
+    user, namespace, home = (record.get(key, "unknown") for key in ("user", "namespace", "home"))
+    return f"pid {process.pid if process else 'unknown'} of user {user}, namespace {namespace}, home {home}"
+
+
+# --- runs ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class LoneRun:
+    """A run whose worker is dead and of which something lives.
+
+    Attributes:
+        job: its number, for people.
+        mark: in the environment of its processes; None when the record has none.
+        runner: None when it is dead.
+        leader: of the job's session; None when it is dead or not recorded.
+    """
+
+    job: Any
+    mark: str | None
+    runner: ProcessId | None
+    leader: ProcessId | None
+
+    def alive(self) -> bool:
+        """Whether anything of it is left, as far as it can be known."""
+        named = (self.runner, self.leader)
+        return any(process and process.alive() for process in named) or bool(self.mark and marked(MARK, self.mark))
+
+
+def named_runner(config: Config, device: Device) -> ProcessId | None:
+    """The living runner that the device's lock names, whoever's it is.
+
+    Raises:
+        FoxqueueError: the lock cannot be looked at.
+    """
+    return _process(_lock(config, device, "gpu").read() or {}, "runner")
+
+
+def lone_runs(config: Config) -> list[LoneRun]:
+    """All runs of this home and namespace that no worker watches any more."""
+    found = []
+    for record in _records(config, "gpu"):
+        if _process(record, "worker"):
+            continue  # started by hand, or not yet dead: that one sees to its run
+        mark = record.get("mark")
+        run = LoneRun(
+            record.get("job"),
+            mark if isinstance(mark, str) else None,
+            _process(record, "runner"),
+            _process(record, "leader"),
+        )
+        if run.alive():
+            found.append(run)
+    return found
+
+
+def end_runs(runs: Sequence[LoneRun]) -> bool:
+    """End runs that no worker watches: by their runners, and what is left then by SIGKILL.
+
+    The lock records stay, so that the next worker of the device tells the queue.
+
+    Returns:
+        Whether nothing of them is left.
+    """
+    for run in runs:
+        say(f"ending job {run.job}, which has no worker any more")
+        if run.runner:
+            ask(run.runner)
+    runners = [run.runner for run in runs if run.runner]
+    if not await_end(runners, RUNNER_ENDS_S):
+        for runner in runners:
+            runner.send(signal.SIGKILL)
+        await_end(runners, KILLED_S)
+    left = [run for run in runs if not _sweep_up(run)]
+    return not left
+
+
+def _sweep_up(run: LoneRun) -> bool:
+    gone = not run.leader or _kill_session(run.leader)
+    gone = (not run.mark or kill_marked(MARK, run.mark, 0.0, SWEEP_UP_S)) and gone
+    gone = not (run.runner and run.runner.alive()) and gone
+    if not gone:
+        marks = f" (marked {MARK}={run.mark})" if run.mark else ""
+        say(f"processes of job {run.job}{marks} cannot be killed and still use its device: end them by hand")
+    return gone
+
+
+def _kill_session(leader: ProcessId) -> bool:
+    """Kill a job's session, as long as its leader lives: after that the number may become another session's."""
+    deadline = time.monotonic() + SWEEP_UP_S
+    leader.send(signal.SIGSTOP)
+    while leader.alive():
+        members = [process for process in _session(leader.pid) if process != leader]
+        for process in members:
+            process.send(signal.SIGKILL)
+        if not members or time.monotonic() > deadline:
+            leader.send(signal.SIGKILL)
+            return await_end([*members, leader], KILLED_S)
+        time.sleep(_LOOK_S / 10)
+    return True
+
+
+def _session(number: int) -> list[ProcessId]:
+    found = []
+    for path in Path("/proc").iterdir():
+        if path.name.isdigit():
+            process = ProcessId.of(int(path.name))  # before the look at its session: who it is cannot change after
+            with suppress(OSError):
+                if process and os.getsid(process.pid) == number and process.alive():
+                    found.append(process)
+    return found
+
+
+# --- records and waiting ------------------------------------------------------------------------------
+
+
+def _lock(config: Config, device: Device, role: Role) -> DeviceLock:
+    return DeviceLock(device.uuid, role, lock_places(device.kind, config.machine_dir, os.environ))
+
+
+def _records(config: Config, role: Role) -> Iterator[dict[str, Any]]:
+    """What the lock files of one role say, as far as it is about this home and namespace."""
+    for kind in ("nvml", "simulated"):
+        places: list[Path] = []
+        with suppress(FoxqueueError):
+            places = lock_places(kind, config.machine_dir, os.environ)
+        for name in sorted({path.stem for place in places for path in _files(place, role)}):
+            record = DeviceLock(name, role, places).read()
+            if record and _is_ours(config, record):
+                yield record
+
+
+def _files(place: Path, role: Role) -> list[Path]:
+    with suppress(OSError):
+        return list(place.glob(f"[!.]*.{role}"))
+    return []
+
+
+def _is_ours(config: Config, record: Mapping[str, Any]) -> bool:
+    return record.get("home") == str(config.home) and record.get("namespace") == config.namespace
+
+
+def _process(record: Mapping[str, Any], name: str) -> ProcessId | None:
+    return _living(process_of({"process": record.get(name)}))
+
+
+def _living(process: ProcessId | None) -> ProcessId | None:
+    """The process, if it lives and can be signalled from here."""
+    return process if process and process.pid_ns == pid_namespace() and process.alive() else None
+
+
+def _pids(processes: Sequence[ProcessId]) -> str:
+    return ", ".join(str(process.pid) for process in processes if process.alive())
+
+
+def ask(process: ProcessId) -> bool:
+    """SIGTERM. Returns whether it was sent."""
+    sent = process.send(signal.SIGTERM)
+    process.send(signal.SIGCONT)  # a stopped one takes the SIGTERM only when it goes on
+    return sent
+
+
+def await_end(processes: Sequence[ProcessId], seconds: float, text: str = "") -> bool:
+    """Wait until all have ended; false when they do not in time."""
+    return wait(lambda: not any(process.alive() for process in processes), seconds, text)
+
+
+def wait(condition: Callable[[], bool], seconds: float, text: str = "") -> bool:
+    """Wait until the condition holds, saying ``text`` now and then; false when it does not in time."""
+    begin = told = time.monotonic()
+    while not condition():
+        now = time.monotonic()
+        if now - begin > seconds:
+            return False
+        if text and now - told > (1.0 if told == begin else PROGRESS_S):
+            told = now
+            say(f"{text} ({now - begin:.0f} s)")
+        time.sleep(_LOOK_S)
+    return True
