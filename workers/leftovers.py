@@ -15,7 +15,7 @@ from foxqueue.config import Config
 from foxqueue.errors import FoxqueueError
 from foxqueue.gpu import Device
 from foxqueue.locks import DeviceLock, Role, lock_places
-from foxqueue.processes import ProcessId, kill_marked, marked, pid_namespace
+from foxqueue.processes import ProcessId, kill_marked, marked, pid_namespace, session_of
 from workers.keeper import Seat, process_of, say
 from workers.runs import MARK
 
@@ -91,20 +91,21 @@ class LoneRun:
 
     Attributes:
         job: its number, for people.
-        mark: in the environment of its processes; None when the record has none.
+        mark: in the environment of its processes.
         runner: None when it is dead.
-        leader: of the job's session; None when it is dead or not recorded.
+        leader: of the job's session, dead or alive; None when it is not recorded.
     """
 
     job: Any
-    mark: str | None
+    mark: str
     runner: ProcessId | None
     leader: ProcessId | None
 
     def alive(self) -> bool:
         """Whether anything of it is left, as far as it can be known."""
-        named = (self.runner, self.leader)
-        return any(process and process.alive() for process in named) or bool(self.mark and marked(MARK, self.mark))
+        if self.runner and self.runner.alive():
+            return True
+        return bool(marked(MARK, self.mark) or (self.leader and session_of(self.leader)))
 
 
 def named_runner(config: Config, device: Device) -> ProcessId | None:
@@ -120,15 +121,11 @@ def lone_runs(config: Config) -> list[LoneRun]:
     """All runs of this home and namespace that no worker watches any more."""
     found = []
     for record in _records(config, "gpu"):
-        if _process(record, "worker"):
-            continue  # started by hand, or not yet dead: that one sees to its run
         mark = record.get("mark")
-        run = LoneRun(
-            record.get("job"),
-            mark if isinstance(mark, str) else None,
-            _process(record, "runner"),
-            _process(record, "leader"),
-        )
+        if not isinstance(mark, str) or _process(record, "worker"):
+            continue  # no run, or its worker, started by hand or not yet dead, sees to it
+        leader = process_of({"process": record.get("leader")})
+        run = LoneRun(record.get("job"), mark, _process(record, "runner"), leader)
         if run.alive():
             found.append(run)
     return found
@@ -156,39 +153,13 @@ def end_runs(runs: Sequence[LoneRun]) -> bool:
 
 
 def _sweep_up(run: LoneRun) -> bool:
-    gone = not run.leader or _kill_session(run.leader)
-    gone = (not run.mark or kill_marked(MARK, run.mark, 0.0, SWEEP_UP_S)) and gone
-    gone = not (run.runner and run.runner.alive()) and gone
+    gone = kill_marked(MARK, run.mark, 0.0, SWEEP_UP_S, run.leader) and not (run.runner and run.runner.alive())
     if not gone:
-        marks = f" (marked {MARK}={run.mark})" if run.mark else ""
-        say(f"processes of job {run.job}{marks} cannot be killed and still use its device: end them by hand")
+        say(
+            f"processes of job {run.job} (marked {MARK}={run.mark}) cannot be killed and still use its device: "
+            "end them by hand"
+        )
     return gone
-
-
-def _kill_session(leader: ProcessId) -> bool:
-    """Kill a job's session, as long as its leader lives: after that the number may become another session's."""
-    deadline = time.monotonic() + SWEEP_UP_S
-    leader.send(signal.SIGSTOP)
-    while leader.alive():
-        members = [process for process in _session(leader.pid) if process != leader]
-        for process in members:
-            process.send(signal.SIGKILL)
-        if not members or time.monotonic() > deadline:
-            leader.send(signal.SIGKILL)
-            return await_end([*members, leader], KILLED_S)
-        time.sleep(_LOOK_S / 10)
-    return True
-
-
-def _session(number: int) -> list[ProcessId]:
-    found = []
-    for path in Path("/proc").iterdir():
-        if path.name.isdigit():
-            process = ProcessId.of(int(path.name))  # before the look at its session: who it is cannot change after
-            with suppress(OSError):
-                if process and os.getsid(process.pid) == number and process.alive():
-                    found.append(process)
-    return found
 
 
 # --- records and waiting ------------------------------------------------------------------------------
