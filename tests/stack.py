@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -236,6 +237,7 @@ class Stack:
             if identity is not None:
                 identity.send(signal.SIGCONT)
         self.kill_everything()
+        shutil.rmtree(self._short, ignore_errors=True)
 
 
 @contextmanager
