@@ -25,25 +25,6 @@ from foxqueue.keys import Keys
 FULL = Path("/dev/full")
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealServer]:
-    with RealServer(None, tmp_path_factory.mktemp("server")).start() as running:
-        yield running
-
-
-@pytest.fixture
-def shell(server: RealServer, tmp_path: Path) -> Shell:
-    return Shell(server, tmp_path)
-
-
-@pytest.fixture
-def queue(server: RealServer) -> Iterator[Queue]:
-    driver = Queue(server.url, "test")
-    yield driver
-    driver.broker.redis.flushall()
-    driver.broker.close()
-
-
 # Streams that take nothing
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from urllib.parse import quote
@@ -22,26 +21,6 @@ from foxqueue import (
 )
 from foxqueue.states import WAIT_REASONS
 from foxqueue.submission import user
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealServer]:
-    with RealServer(None, tmp_path_factory.mktemp("server")).start() as running:
-        yield running
-
-
-@pytest.fixture
-def fox(server: RealServer, tmp_path: Path) -> Iterator[Client]:
-    with Client(server.url, "test", tmp_path) as client:
-        yield client
-        client.redis.flushall()
-
-
-@pytest.fixture
-def queue(fox: Client, server: RealServer) -> Iterator[Queue]:
-    driver = Queue(server.url, "test")
-    yield driver
-    driver.broker.close()
 
 
 def numbers(jobs: list[Job]) -> list[int]:

@@ -18,26 +18,6 @@ from foxqueue import Client, JobGone, JobNotFound, NotCancelled, ServerUnavailab
 from foxqueue.submission import user
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealServer]:
-    with RealServer(None, tmp_path_factory.mktemp("server")).start() as running:
-        yield running
-
-
-@pytest.fixture
-def fox(server: RealServer, tmp_path: Path) -> Iterator[Client]:
-    with Client(server.url, "test", tmp_path) as client:
-        yield client
-        client.redis.flushall()
-
-
-@pytest.fixture
-def queue(fox: Client, server: RealServer) -> Iterator[Queue]:
-    driver = Queue(server.url, "test")
-    yield driver
-    driver.broker.close()
-
-
 @pytest.fixture
 def background() -> Iterator[Callable[[Callable[[], object]], None]]:
     """Runs something beside the test and shows its error at the end."""
