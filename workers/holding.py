@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -14,6 +15,7 @@ from foxqueue.locks import DeviceLock, lock_places
 from foxqueue.processes import ProcessId
 from workers.recovery import LeftRun, clean_up, names_a_run, take_over
 
+_log = logging.getLogger(__name__)
 JUST_KILLED_S = 2.0  # a predecessor that was just killed may still hold its lock for a moment
 
 
@@ -118,4 +120,7 @@ class Holding:
 
     def done(self) -> None:
         """The last run is over and told: nobody has to look for it any more."""
-        self.gpu.write(self.whose())
+        try:
+            self.gpu.write(self.whose())
+        except OSError as error:  # the next taker looks once more for what is gone
+            _log.warning("the lock record of %s cannot be written: %s", self._device.ref, error)

@@ -81,6 +81,7 @@ class Run:
         self._record: dict[str, Any] | None = None
         self._written: dict[str, Any] = {}
         self._leader: dict[str, Any] | None = None
+        self._fed_at: float | None = None  # when the first feed was sent that the runner has not answered
 
     # --- starting --------------------------------------------------------------------------------------
 
@@ -178,6 +179,7 @@ class Run:
     def _feed(self, until: float) -> None:
         """Called by the heartbeat. A runner that cannot be fed is dead or stopped, which the main loop sees."""
         if self._runner is not None:
+            self._fed_at = self._fed_at or time.monotonic()
             with suppress(OSError):
                 self._runner.feed(until)
 
@@ -218,11 +220,15 @@ class Run:
 
     def _hear(self, runner: RunnerHandle) -> None:
         for message in runner.hear():
+            self._fed_at = None
             if message.get("op") == "exited":
                 self._record = message["record"]
             elif message.get("op") == "started":
                 self._leader = message["process"]
-                self._lock.write({**self._written, "leader": self._leader})
+                try:
+                    self._lock.write({**self._written, "leader": self._leader})
+                except OSError as error:
+                    _log.warning("job %d: its lock record cannot be completed: %s", self.claimed.number, error)
 
     def _obey(self, event: Event, heart: Heart) -> None:
         if event.fence not in ("", self.claimed.fence):
@@ -253,17 +259,16 @@ class Run:
                 self._runner.kill(why, grace_s)
 
     def _lost_runner(self, runner: RunnerHandle) -> bool:
-        """Whether the runner is dead, or has been silent for two beats and is killed for it."""
-        if runner.gone:
-            self._hear(runner)
+        """Whether the runner is dead, or has not answered a feed for two beats and is killed for it."""
+        gone = runner.gone
+        self._hear(runner)  # after a standstill of ours its answer may just wait to be read
+        if gone or self._record is not None:
             return self._record is None
-        silent_s = time.monotonic() - max(runner.heard_at, self._sent_at)
-        if silent_s > 2 * self._settings.beat_ms / 1000 + 2.0:
-            _log.error("job %d: its runner is silent, killing the run", self.claimed.number)
-            runner.process.kill()
-            runner.process.wait()
-            return True
-        return False
+        fed_at = self._fed_at
+        if fed_at is None or time.monotonic() - fed_at <= 2 * self._settings.beat_ms / 1000:
+            return False
+        _log.error("job %d: its runner is silent, killing the run", self.claimed.number)
+        return True
 
     # --- ending ----------------------------------------------------------------------------------------
 

@@ -14,7 +14,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -36,14 +35,12 @@ class RunnerHandle:
         channel: to the runner; readable when there is something to hear, its end included.
         process: the child.
         identity: who it is, for records; None when it died at once.
-        heard_at: time.monotonic() of the last message heard from it.
     """
 
     def __init__(self, channel: Channel, process: subprocess.Popen[bytes]) -> None:
         self.channel = channel
         self.process = process
         self.identity = ProcessId.of(process.pid)
-        self.heard_at = time.monotonic()
 
     @property
     def pid(self) -> int:
@@ -61,10 +58,7 @@ class RunnerHandle:
 
     def hear(self) -> list[Message]:
         """All messages that are there, without waiting."""
-        messages = self.channel.drain()
-        if messages:
-            self.heard_at = time.monotonic()
-        return messages
+        return self.channel.drain()
 
     def start(self, order: dict[str, Any], lock_fds: Sequence[int] = ()) -> None:
         """Tell it to start the job.

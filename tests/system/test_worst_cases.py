@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import signal
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from servers import RealServer
-from stack import Stack, ended, gone
+from stack import Stack, ended, gone, until_exists
 from wait import until
 
 from foxqueue.errors import JobGone
@@ -70,6 +71,36 @@ def test_a_stopped_runner_does_not_keep_its_device(stack: Stack) -> None:
     worker, runner = stack.worker_of(number), stack.runner_of(number)
     runner.send(signal.SIGSTOP)
     worker.send(signal.SIGKILL)
+    done = stack.await_state(number, "succeeded", seconds=15)
+    assert gone(processes)() and not runner.alive()
+    assert (done["attempts"], done["losses"]) == (1, 1)
+
+
+def test_a_worker_that_stood_still_for_less_than_its_lease_goes_on(stack: Stack) -> None:
+    """For longer than two beats, though: its runner's answers wait to be read, and it is not taken for silent."""
+    stack.up(*ONE, "--lease-ttl", "3s", workers=1)
+    flag = stack.root / "flag"
+    number = stack.queue(*until_exists(flag))
+    worker = stack.worker_of(number)
+    key = stack.api.broker.keys.lease(stack.job(number)["gpu_uuids"][0])
+    for _ in range(2):
+        worker.send(signal.SIGSTOP)
+        stopped = time.monotonic()
+        until(lambda since=stopped: time.monotonic() - since > 2.4, 5, "more than two beats")  # type: ignore[misc]
+        worker.send(signal.SIGCONT)
+        until(lambda: stack.api.redis.pttl(key) > 5500, 5, "a beat")
+    flag.touch()
+    done = stack.await_state(number, "succeeded")
+    assert (done["attempts"], done["losses"]) == (1, 0)
+
+
+def test_a_runner_that_stands_still_is_killed_and_its_job_runs_again(stack: Stack) -> None:
+    stack.up(*ONE, "--lease-ttl", "2s", workers=1)
+    marks = stack.root / "marks"
+    number = stack.queue("sh", "-c", f"echo run >> {marks}; [ $(wc -l < {marks}) -gt 1 ] || sleep 300")
+    processes = until(lambda: stack.processes_of(number), 10, "processes of the job")
+    runner = stack.runner_of(number)
+    runner.send(signal.SIGSTOP)
     done = stack.await_state(number, "succeeded", seconds=15)
     assert gone(processes)() and not runner.alive()
     assert (done["attempts"], done["losses"]) == (1, 1)
