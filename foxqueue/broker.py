@@ -365,6 +365,19 @@ class Broker:
         state, holder, gpus, fence = (bytes(value or b"").decode("utf-8", "replace") for value in found)
         return (int(number), fence) if (state, holder, gpus) == ("running", worker, device) else None
 
+    def logged(self, number: int, fence: str) -> int:
+        """Bytes of a run's output up to the end of its last piece here.
+
+        Raises:
+            ServerUnavailable: Redis is away.
+        """
+        with self.connection.errors("log"):
+            last: Any = self.redis.xrevrange(self.keys.log(number), count=1)
+        for entry, fields in last:
+            of, _, offset = entry.decode().partition("-")
+            return int(offset) + len(fields.get(b"data", b"")) if of == fence else 0
+        return 0
+
     def environment(self, digest: str) -> bytes | None:
         """A captured environment, kept for another 90 days; None when it is gone.
 

@@ -63,6 +63,8 @@ _SHOWN = {*_PARAMETERS, *_OF_TLS} - {"username", "password"}
 
 def hide_password(url: str) -> str:
     """The URL with ``***`` for a password; what cannot be read is not shown at all."""
+    if "://" not in url or ";" in url:
+        return "(a URL that cannot be read)"  # it may be the password itself
     try:
         parts = urlsplit(url)
         password = parts.password

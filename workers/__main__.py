@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from foxqueue import logs
+from foxqueue import logs, streams
 from foxqueue.config import load_config
 from foxqueue.errors import DeviceHeld, FoxqueueError
 from workers import worker
@@ -27,6 +27,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--cpu", type=int, default=0, metavar="N", help="CPU slots besides")
     given = parser.parse_args(arguments)
     try:
+        streams.be_patient()
         logs.configure(os.environ, "info")
         return worker.main(load_config(), given.gpu, given.simulate, given.cpu)
     except DeviceHeld as error:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from foxqueue.errors import FoxqueueError
+from foxqueue.streams import PatientStream
 from workers.keeper import say
 
 REGISTER_S = 60.0  # from the start of the workers until all have registered
@@ -78,7 +79,8 @@ def _daemon(log: Path, body: Callable[[Report], int], writer: int) -> None:
         traceback.print_exc()
     finally:
         sys.stdout.flush()
-        sys.stderr.flush()
+        if isinstance(sys.stderr, PatientStream):
+            sys.stderr.drain()
         os._exit(code)
 
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from pathlib import Path
 
 from foxqueue.broker import Broker
-from foxqueue.errors import ServerError
+from foxqueue.errors import ServerError, ServerRefused, ServerUnavailable
 
 TAIL_BYTES = 64 * 1024
 PIECE_BYTES = 16 * 1024
+
+_log = logging.getLogger(__name__)
 
 
 class LogTail:
@@ -20,21 +23,22 @@ class LogTail:
         number: of the job.
         fence: of the run.
         path: the output file.
+        sent: bytes of it that Redis has already.
     """
 
-    def __init__(self, broker: Broker, number: int, fence: str, path: Path) -> None:
+    def __init__(self, broker: Broker, number: int, fence: str, path: Path, sent: int = 0) -> None:
         self._broker = broker
         self._number = number
         self._fence = fence
         self._path = path
-        self._read = 0  # up to here the file was read
-        self._sent = 0  # bytes of output there have been, what was skipped included: never falls
+        self._read = sent  # up to here the file was read
+        self._sent = sent  # bytes of output there have been, what was skipped included: never falls
 
     def pump(self) -> bool:
         """Send what is new, at most its last 64 KiB: a job that writes faster is shown its end.
 
         Returns:
-            Whether all that was there is sent; False when Redis is away.
+            Whether all that was there is sent, or never can be; False when Redis is away.
         """
         pieces = self._pieces()
         if not pieces:
@@ -45,8 +49,10 @@ class LogTail:
         ]
         try:
             self._broker.send(*calls)
-        except ServerError:
+        except (ServerUnavailable, ServerRefused):
             return False
+        except ServerError as error:
+            _log.warning("job %d: its output cannot be sent: %s", self._number, error)
         offset, data = pieces[-1]
         self._read += offset + len(data) - self._sent
         self._sent = offset + len(data)

@@ -6,14 +6,17 @@ import logging
 import signal
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from foxqueue.errors import LeftoverProcesses
+from foxqueue.broker import Broker
+from foxqueue.errors import LeftoverProcesses, ServerError
 from foxqueue.locks import DeviceLock
 from foxqueue.processes import ProcessId, kill_marked
-from workers.runs import MARK, read_exit_record
+from workers.logtail import LogTail
+from workers.runs import MARK, output_path, read_exit_record
 from workers.verdict import Verdict, judge
 
 SWEEP_UP_S = 20.0
@@ -30,6 +33,7 @@ class LeftRun:
     number: int
     fence: str
     instance: str
+    run_dir: Path
     record: dict[str, Any] | None
     verdict: Verdict
 
@@ -124,8 +128,17 @@ def clean_up(lock: DeviceLock, ours: Callable[[Mapping[str, Any]], bool]) -> Lef
         return None
     try:
         number, fence, instance = int(record["job"]), int(record["fence"]), str(record["instance"])
-        exit_record = read_exit_record(Path(record["run_dir"]), fence)
+        run_dir = Path(record["run_dir"])
+        exit_record = read_exit_record(run_dir, fence)
     except (KeyError, TypeError, ValueError):
         return None
     verdict = judge(exit_record, record.get("time_limit_s"))
-    return LeftRun(number, str(fence), instance, exit_record, verdict)
+    return LeftRun(number, str(fence), instance, run_dir, exit_record, verdict)
+
+
+def tail_of(broker: Broker, left: LeftRun) -> LogTail:
+    """What of a left run's output its worker had not yet sent."""
+    sent = 0
+    with suppress(ServerError):  # then all of it is sent again, and what is there already is refused by its offset
+        sent = broker.logged(left.number, left.fence)
+    return LogTail(broker, left.number, left.fence, output_path(left.run_dir), sent)

@@ -288,8 +288,10 @@ class Run:
         if self._record is None:
             _log.error("job %d: its runner died", self.claimed.number)
             self._sweep_up(runner, keep)
-        if self._tail is not None and not self._tail.pump():
-            _log.warning("job %d: the last output could not be sent", self.claimed.number)
+
+    def tail_in(self) -> bool:
+        """Send the last output. False when Redis is away: it has to be in before the outcome is told."""
+        return self._tail is None or self._tail.pump()
 
     def verdict(self) -> Verdict:
         """How the run ended."""

@@ -61,8 +61,10 @@ class Slot:
         """Signal the worker, if it runs."""
         if self._child is not None:
             self._child.send_signal(number)
+            self._child.send_signal(signal.SIGCONT)  # a stopped one takes the signal only when it goes on
         elif self.process is not None:
             self.process.send(number)
+            self.process.send(signal.SIGCONT)
 
     def look(self) -> None:
         """See that the worker ended."""

@@ -8,12 +8,12 @@ import random
 import secrets
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from foxqueue import codec
 from foxqueue.broker import Broker, Claimed, NamespaceSettings, Reply
 from foxqueue.config import Config
-from foxqueue.errors import ServerError
+from foxqueue.errors import ServerError, ServerUnavailable
 from foxqueue.gpu import Device, Probe, discover, find
 from foxqueue.places import home_id
 from foxqueue.processes import ProcessId, become_subreaper, children
@@ -25,7 +25,7 @@ from workers.inbox import Event, Inbox
 from workers.listener import Listener
 from workers.presence import Presence
 from workers.questions import Questions
-from workers.recovery import LeftRun
+from workers.recovery import LeftRun, tail_of
 from workers.run import Run
 from workers.runs import RunnerHandle, spawn_runner
 from workers.verdict import Verdict
@@ -108,7 +108,7 @@ class Worker:
             return False
         if call is None or left.instance != instance:
             return True  # in another life of Redis there is nobody to tell
-        word = self._insist(call)
+        word = self._insist(call, tail_of(self._broker, left).pump)
         _log.warning("job %d, left by a dead worker: %s -> %s", left.number, left.verdict.verb, word)
         return word is not None
 
@@ -253,7 +253,7 @@ class Worker:
         used = run.close()
         if used is not None:
             self._done.append(used)
-        self._end(claimed, verdict, run.outcome())
+        self._end(claimed, verdict, run.outcome(), run.tail_in)
 
     def _while_running(self) -> None:
         if self._standby is None:
@@ -269,13 +269,15 @@ class Worker:
             runner = spawn_runner()
         return runner
 
-    def _end(self, claimed: Claimed, verdict: Verdict, outcome: bytes) -> None:
+    def _end(
+        self, claimed: Claimed, verdict: Verdict, outcome: bytes, tail_in: Callable[[], bool] = lambda: True
+    ) -> None:
         """Tell how the run ended until there is a word; where the device is clean, claim in the same round trip."""
         self._presence.idle()
         call = ending_call(
             self._broker, claimed.number, claimed.fence, verdict, outcome, claimed.attempt, claimed.retry_delay_ms
         )
-        word = self._insist(call, claims=not self._inbox.stops) if call is not None else "nothing written"
+        word = self._insist(call, tail_in, claims=not self._inbox.stops) if call is not None else "nothing written"
         self._heart.end()
         level = logging.INFO if verdict.verb == "complete" else logging.WARNING
         _log.log(level, "job %d: %s %s %s -> %s", claimed.number, verdict.verb, verdict.reason, verdict.detail, word)
@@ -284,11 +286,12 @@ class Worker:
         if self._answered is None and self._questions.unanswered is None:
             self._holding.gpu.release()
 
-    def _insist(self, call: Call, *, claims: bool = False) -> str | None:
+    def _insist(self, call: Call, tail_in: Callable[[], bool], *, claims: bool = False) -> str | None:
         """Send until there is a word. None when we are to stop first: the exit record stays for the successor.
 
         Args:
             call: ends a run.
+            tail_in: sends the last of its output, which has to be in before; false while Redis is away.
             claims: whether the next claim may ride along.
         """
         gave_up_at = None
@@ -297,6 +300,8 @@ class Worker:
         while True:
             self._heart.moved = time.monotonic()
             try:
+                if not tail_in():
+                    raise ServerUnavailable("the last output is not sent yet")
                 return self._send_ending(call)
             except ServerError as error:
                 if self._inbox.stops and gave_up_at is None:

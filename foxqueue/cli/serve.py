@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import click
 
-from foxqueue import logs
+from foxqueue import logs, streams
 from foxqueue.cli.options import Whole, common, config, lease_ttl, simulated
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -16,6 +16,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 def _log() -> None:
     """Programs that run for long say what they do; the other commands speak when something is wrong."""
+    streams.be_patient()
     logs.configure(os.environ, "info")
 
 

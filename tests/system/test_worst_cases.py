@@ -170,3 +170,42 @@ def test_the_log_of_a_number_given_out_again_is_nobody_elses(tmp_path: Path) -> 
         assert new.number == old.number and new.wait(20).succeeded
         with pytest.raises(JobGone):
             old.logs()
+
+
+def talks_to_the_end(flag: Path) -> tuple[str, ...]:
+    """A job that says FINAL when the file is there, and ends."""
+    return ("sh", "-c", f"echo first; until [ -e {flag} ]; do sleep 0.02; done; echo FINAL")
+
+
+def test_the_last_output_comes_before_the_outcome_when_redis_was_away(tmp_path: Path) -> None:
+    with (
+        RealServer(None, tmp_path / "server").start() as server,
+        ended(Stack(tmp_path / "home", {"FOXQUEUE_URL": server.url})) as stack,
+    ):
+        stack.up(*ONE, workers=1)
+        flag = stack.root / "flag"
+        number = stack.queue(*talks_to_the_end(flag))
+        processes = until(lambda: stack.processes_of(number), 10, "processes of the job")
+        until(lambda: stack.api.job(number).logs() == b"first\n", 10, "the first line")
+        server.kill()
+        flag.touch()
+        until(gone(processes), 10, "the end of the job")
+        server.start()
+        stack.await_state(number, "succeeded")
+        assert stack.api.job(number).logs() == b"first\nFINAL\n"
+
+
+def test_a_successor_sends_the_last_output_of_a_run_that_it_accepts(stack: Stack) -> None:
+    stack.up(*ONE, workers=1)
+    flag = stack.root / "flag"
+    number = stack.queue(*talks_to_the_end(flag))
+    processes = until(lambda: stack.processes_of(number), 10, "processes of the job")
+    until(lambda: stack.api.job(number).logs() == b"first\n", 10, "the first line")
+    worker = stack.worker_of(number)
+    worker.send(signal.SIGSTOP)
+    flag.touch()
+    until(gone(processes), 10, "the end of the job")
+    until(lambda: list(stack.home.glob("*/jobs/*/*/*/exit.json")), 10, "its exit record")
+    worker.send(signal.SIGKILL)
+    done = stack.await_state(number, "succeeded")
+    assert done["losses"] == 0 and stack.api.job(number).logs() == b"first\nFINAL\n"
