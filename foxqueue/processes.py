@@ -114,6 +114,26 @@ class ProcessId:
             raise ValueError(f"not a process identity: {data!r}")
         return cls(*values)
 
+    @classmethod
+    def named(cls, record: Mapping[str, Any], name: str) -> ProcessId | None:
+        """The identity under a name in a record; None when there is none, or a malformed one."""
+        try:
+            return cls.from_dict(record[name])
+        except (KeyError, ValueError):
+            return None
+
+
+def fill_standard_fds() -> None:
+    """Open /dev/null where standard input, output or error was closed.
+
+    Else the next file or socket gets its number, and is taken for it.
+    """
+    for wanted in (0, 1, 2):
+        try:
+            os.fstat(wanted)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest number that is free: this one
+
 
 @cache
 def boot_id() -> str:

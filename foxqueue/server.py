@@ -104,10 +104,7 @@ class _Place:
 
     def process(self) -> ProcessId | None:
         """The recorded server; None without one or when the record is malformed."""
-        try:
-            return ProcessId.from_dict(read_json(self.record)["process"])
-        except (KeyError, TypeError, ValueError):
-            return None
+        return ProcessId.named(read_json(self.record), "process")
 
     def binary(self) -> Binary | None:
         """What served the data last."""

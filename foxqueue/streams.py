@@ -1,5 +1,4 @@
-"""Standard streams of programs that run for long: there they are, and nobody waits for who reads them. Standard
-library alone."""
+"""Standard streams of programs that run for long: there they are, and nobody waits for who reads them."""
 
 from __future__ import annotations
 
@@ -10,22 +9,10 @@ import sys
 import threading
 from typing import TextIO, cast
 
+from foxqueue.processes import fill_standard_fds
+
 _LINES = 2000  # kept for a reader that is slow; what comes on top of them is dropped
 _PATIENCE_S = 1.0  # that is left at the end for what is still to be written
-
-
-def fill_standard_fds() -> None:
-    """Open /dev/null where standard input, output or error was closed: else the next file or socket takes its number,
-    and is taken for it."""
-    for wanted in (0, 1, 2):
-        try:
-            os.fstat(wanted)
-        except OSError:
-            os.open(os.devnull, os.O_RDWR)  # gets the lowest number that is free: this one
-    if sys.stdout is None:
-        sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115 (a descriptor, for the process's life)
-    if sys.stderr is None:
-        sys.stderr = open(2, "w", closefd=False)  # noqa: SIM115
 
 
 class PatientStream:
@@ -93,5 +80,9 @@ class PatientStream:
 def be_patient() -> None:
     """For a program that runs for long: streams that are there, and a stderr that never stops it."""
     fill_standard_fds()
+    if sys.stdout is None:
+        sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115 (a descriptor, for the process's life)
+    if sys.stderr is None:
+        sys.stderr = open(2, "w", closefd=False)  # noqa: SIM115
     if not isinstance(sys.stderr, PatientStream):
         sys.stderr = cast("TextIO", PatientStream(sys.stderr))

@@ -15,7 +15,7 @@ from foxqueue.broker import NewJob
 from foxqueue.codec import pack
 from foxqueue.errors import InvalidInput
 from foxqueue.requirement import Requirement
-from foxqueue.units import parse_duration, parse_memory, parse_priority
+from foxqueue.units import DEFAULT_PRIORITY, parse_duration, parse_memory, parse_priority
 
 SPEC_VERSION = 1
 MAX_SPEC_BYTES = 4 * 1024 * 1024  # Linux starts no command with more than 2 MiB of arguments and environment
@@ -49,7 +49,7 @@ class Request:
 
     argv: Sequence[Word]
     name: str | None = None
-    priority: int | str = 5
+    priority: int | str = DEFAULT_PRIORITY
     gpus: int = 1
     gpu_memory: str | None = None
     time_limit: float | str | None = None

@@ -101,7 +101,7 @@ class Seat:
 
     def holder(self) -> ProcessId | None:
         """The recorded process, as far as it lives."""
-        process = process_of(self.read())
+        process = ProcessId.named(self.read(), "process")
         return process if process and process.alive() else None
 
     def leave(self) -> None:
@@ -137,14 +137,6 @@ def up_seat(config: Config) -> Seat:
 def server_seat(config: Config) -> Seat:
     """The seat of ``foxqueue server``."""
     return Seat(config, "serve", "foxqueue server")
-
-
-def process_of(record: dict[str, Any]) -> ProcessId | None:
-    """The identity in a record; None when it has none or a malformed one."""
-    try:
-        return ProcessId.from_dict(record["process"])
-    except (KeyError, ValueError):
-        return None
 
 
 class Keeper:

@@ -16,7 +16,7 @@ from foxqueue.errors import FoxqueueError
 from foxqueue.gpu import Device
 from foxqueue.locks import DeviceLock, Role, lock_places
 from foxqueue.processes import ProcessId, kill_marked, marked, pid_namespace, session_of
-from workers.keeper import Seat, process_of, say
+from workers.keeper import Seat, say
 from workers.runs import MARK
 
 DRAIN_S = 80.0  # a worker waits 60 s for its job, then needs some to kill it and to give it back
@@ -36,19 +36,19 @@ def left_behind(config: Config, device: Device) -> ProcessId | None:
         record = _lock(config, device, "worker").read()
     except FoxqueueError:
         return None  # the worker finds out and says why
-    return _living(process_of(record)) if record and _is_ours(config, record) else None
+    return _process(record, "process") if record and _is_ours(config, record) else None
 
 
 def left_workers(config: Config) -> list[ProcessId]:
     """All living workers of this home and namespace on this machine."""
-    found = (_living(process_of(record)) for record in _records(config, "worker"))
+    found = (_process(record, "process") for record in _records(config, "worker"))
     return list(dict.fromkeys(process for process in found if process))
 
 
 def recorded_workers(seat: Seat) -> list[ProcessId]:
     """Workers that a killed `up` had noted and that still live."""
     records = seat.read().get("workers")
-    found = [process_of({"process": record}) for record in records] if isinstance(records, list) else []
+    found = [ProcessId.named({"worker": record}, "worker") for record in records] if isinstance(records, list) else []
     return [process for process in found if process and process.alive()]
 
 
@@ -77,7 +77,7 @@ def holder_of(config: Config, device: Device) -> str:
     except (FoxqueueError, OSError):
         return ""
     record = lock.read() or {}
-    process = process_of(record)
+    process = ProcessId.named(record, "process")
     user, namespace, home = (record.get(key, "unknown") for key in ("user", "namespace", "home"))
     return f"pid {process.pid if process else 'unknown'} of user {user}, namespace {namespace}, home {home}"
 
@@ -124,7 +124,7 @@ def lone_runs(config: Config) -> list[LoneRun]:
         mark = record.get("mark")
         if not isinstance(mark, str) or _process(record, "worker"):
             continue  # no run, or its worker, started by hand or not yet dead, sees to it
-        leader = process_of({"process": record.get("leader")})
+        leader = ProcessId.named(record, "leader")
         run = LoneRun(record.get("job"), mark, _process(record, "runner"), leader)
         if run.alive():
             found.append(run)
@@ -192,11 +192,8 @@ def _is_ours(config: Config, record: Mapping[str, Any]) -> bool:
 
 
 def _process(record: Mapping[str, Any], name: str) -> ProcessId | None:
-    return _living(process_of({"process": record.get(name)}))
-
-
-def _living(process: ProcessId | None) -> ProcessId | None:
-    """The process, if it lives and can be signalled from here."""
+    """The process of that name, if it lives and can be signalled from here."""
+    process = ProcessId.named(record, name)
     return process if process and process.pid_ns == pid_namespace() and process.alive() else None
 
 

@@ -38,16 +38,6 @@ class LeftRun:
     verdict: Verdict
 
 
-def left_runner(lock: DeviceLock) -> ProcessId | None:
-    """The runner that the lock's record names, if it lives."""
-    record = lock.read() or {}
-    try:
-        runner = ProcessId.from_dict(record["runner"])
-    except (KeyError, TypeError, ValueError):
-        return None
-    return runner if runner.alive() else None
-
-
 def take_over(lock: DeviceLock, ours: Callable[[Mapping[str, Any]], bool], wait: Callable[[], bool]) -> bool:
     """Get the device's ``.gpu`` lock, ending the run of our own dead predecessor that still holds it.
 
@@ -68,7 +58,9 @@ def take_over(lock: DeviceLock, ours: Callable[[Mapping[str, Any]], bool], wait:
         record = lock.read() or {}
         if not ours(record):
             return False
-        runner = left_runner(lock)
+        runner = ProcessId.named(record, "runner")
+        if runner is not None and not runner.alive():
+            runner = None
         if runner is not None and runner != asked:
             _log.warning("ending job %s, which a dead worker left running", record.get("job"))
             runner.send(signal.SIGTERM)
@@ -87,13 +79,6 @@ def names_a_run(lock: DeviceLock) -> bool:
     """Whether the lock's record names a run that nobody has cleaned up after, or cannot be read."""
     record = lock.read()
     return record is None or isinstance(record.get("mark"), str)
-
-
-def _leader(record: Mapping[str, Any]) -> ProcessId | None:
-    try:
-        return ProcessId.from_dict(record["leader"])
-    except (KeyError, TypeError, ValueError):
-        return None
 
 
 def clean_up(lock: DeviceLock, ours: Callable[[Mapping[str, Any]], bool]) -> LeftRun | None:
@@ -116,7 +101,7 @@ def clean_up(lock: DeviceLock, ours: Callable[[Mapping[str, Any]], bool]) -> Lef
     if record is None:
         name, value, leader, record = DEVICE_MARK, lock.device, None, {}
     elif isinstance(record.get("mark"), str):
-        name, value, leader = MARK, record["mark"], _leader(record)
+        name, value, leader = MARK, record["mark"], ProcessId.named(record, "leader")
     else:
         return None
     if not kill_marked(name, value, 0.0, SWEEP_UP_S, leader):

@@ -22,7 +22,7 @@ import time
 from types import FrameType
 from typing import Any, Final
 
-from foxqueue.processes import ProcessId, become_subreaper
+from foxqueue.processes import ProcessId, become_subreaper, fill_standard_fds
 from workers import launch, tree
 from workers.channel import Channel, Message
 from workers.record import RecordFile
@@ -297,7 +297,7 @@ def stand_by(channel: Channel, signals: Signals) -> Message | None:
 
 def main(arguments: list[str]) -> int:
     """Serve one run on the channel whose descriptor is the only argument; the exit status is 0 unless it broke."""
-    fill_standard_fds()
+    fill_standard_fds()  # else leave_terminal would take our own descriptors for them
     with contextlib.suppress(PermissionError):  # we lead a session already
         os.setsid()
     signals = Signals()
@@ -331,15 +331,6 @@ def serve(order: launch.Order, channel: Channel, signals: Signals) -> dict[str, 
         note(order.run_dir, f"runner broke: {error!r}")
         tree.kill_orphans((), deadline_s=30.0)
         raise
-
-
-def fill_standard_fds() -> None:
-    """Open /dev/null where a standard descriptor was closed: :func:`leave_terminal` would take ours for it."""
-    for wanted in (0, 1, 2):
-        try:
-            os.fstat(wanted)
-        except OSError:
-            os.open(os.devnull, os.O_RDWR)
 
 
 def leave_terminal() -> None:
