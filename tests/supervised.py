@@ -64,13 +64,15 @@ note("end")
 """
 
 DRIVER = """
-import json, subprocess, sys
+import atexit, json, subprocess, sys, time
 from foxqueue.config import load_config
 from foxqueue.errors import FoxqueueError
 from workers import slots, supervisor
 verb, options = sys.argv[1], json.loads(sys.argv[2])
 if "stranger" in options:  # as in: sh -c 'daemon & exec foxqueue up'
     subprocess.Popen(options.pop("stranger"))
+if "lingers_s" in options:  # a slow end of the interpreter
+    atexit.register(time.sleep, options.pop("lingers_s"))
 slots.AGAIN_S = options.pop("again_s", 10.0)
 try:
     sys.exit(getattr(supervisor, verb)(load_config(), **options))

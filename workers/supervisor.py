@@ -19,7 +19,7 @@ from foxqueue.server import stop_server
 from foxqueue.units import format_memory
 from workers.detach import Report, detached
 from workers.keeper import Keeper, Seat, say, server_seat, up_seat
-from workers.leftovers import ask, end_runs, end_workers, left_workers, lone_runs, recorded_workers, wait
+from workers.leftovers import ask, await_end, end_runs, end_workers, left_workers, lone_runs, recorded_workers, wait
 from workers.signals import StopSignals
 from workers.slots import WORKER_COMMAND, Slots
 from workers.strays import Strays
@@ -291,7 +291,8 @@ def _end_seat(seat: Seat, seconds: float) -> bool:
             return True
         say(f"{seat.title} runs where it cannot be signalled from here (another container?): end it there")
         return False
-    if wait(lambda: not seat.taken(), seconds, f"waiting for {seat.title} (pid {process.pid}) to end"):
+    # Not until its seat is free: it leaves that some moments before its process is gone.
+    if await_end([process], seconds, f"waiting for {seat.title} (pid {process.pid}) to end"):
         return True
     say(f"{seat.title} (pid {process.pid}) did not end within {seconds:g} s")
     return False
