@@ -1,17 +1,15 @@
-"""One typed method a script, and the connection they travel on."""
+"""The queue of one namespace: users' commands, sent until there is an answer, and what workers ask."""
 
 from __future__ import annotations
 
 import os
-import secrets
 import time
-from collections.abc import Sequence
-from hashlib import sha256
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from redis import Redis
 
-from foxqueue.codec import pack
+from foxqueue.bindings import Bindings, new_token
 from foxqueue.config import Config, listening_socket, url_of_socket
 from foxqueue.connection import Connection
 from foxqueue.errors import (
@@ -24,14 +22,16 @@ from foxqueue.errors import (
     SettingsDiffer,
 )
 from foxqueue.keys import Keys
-from foxqueue.messages import Claimed, NamespaceSettings, NewJob, Reply
-from foxqueue.scripts import Call, Scripts
+from foxqueue.messages import Claimed, Environment, NamespaceSettings, NewJob, Reply
+from foxqueue.scripts import Call
 
 SCHEMA = 1  # of the data in Redis; a higher number there is refused
 RESEND_S = 60.0  # a user's command is sent again for this long; answers are kept for three minutes
 ENV_KEPT_MS = 90 * 86400 * 1000
+CHUNK_JOBS = 200  # enqueued in one step: some 2 ms of the server's time
+CHUNK_BYTES = 4 * 1024 * 1024
 
-__all__ = ["Broker", "Claimed", "NamespaceSettings", "NewJob", "Reply", "server_url"]
+__all__ = ["Broker", "Claimed", "Environment", "NamespaceSettings", "NewJob", "Reply", "server_url"]
 
 
 def server_url(config: Config) -> str:
@@ -55,7 +55,7 @@ def server_url(config: Config) -> str:
     return url_of_socket(path)
 
 
-class Broker:
+class Broker(Bindings):
     """The queue of one namespace on one server.
 
     Args:
@@ -64,9 +64,9 @@ class Broker:
     """
 
     def __init__(self, connection: Connection, namespace: str) -> None:
+        super().__init__(namespace)
         self.connection = connection
-        self.keys = Keys(namespace)
-        self.scripts = Scripts(self.keys)
+        self._kept: set[str] = set()  # digests of environments that this process has sent
 
     @classmethod
     def connect(
@@ -89,12 +89,14 @@ class Broker:
 
         Raises:
             ServerUnavailable: nothing answers.
-            ServerRefused: wrong password, no permission, or a version that is too old.
+            ServerRefused: wrong password, no permission, a version that is too old, or data of a newer foxqueue.
         """
         Keys(namespace)
         connection = Connection(url, password, timeout_s=timeout_s)
         connection.test(patience_s)
-        return cls(connection, namespace)
+        broker = cls(connection, namespace)
+        broker._check_schema(broker._schema())
+        return broker
 
     @classmethod
     def open(cls, config: Config, *, patience_s: float = 5.0, timeout_s: float = 5.0) -> Broker:
@@ -171,18 +173,12 @@ class Broker:
         Raises:
             SettingsDiffer: the namespace is in use with another length.
             InvalidInput: the length is not 300 ms to 10 minutes.
-            ServerError: the data were written by a newer foxqueue.
+            ServerRefused: the data were written by a newer foxqueue.
         """
         if ttl_ms is not None and not 300 <= ttl_ms <= 600_000:
             raise InvalidInput(f"a lease of {ttl_ms} ms is not possible: give 300ms to 10m")
-        wanted = "" if ttl_ms is None else ttl_ms
-        reply = self.send(self.scripts.call("configure", wanted_ttl_ms=wanted, candidate=_candidate()))[0]
-        settings = NamespaceSettings(reply.instance, *(int(value) for value in reply.rest))
-        if settings.schema > SCHEMA:
-            raise ServerError(
-                f"namespace {self.keys.namespace!r} was written by a newer foxqueue (schema {settings.schema}, "
-                f"this one knows {SCHEMA}): upgrade this machine"
-            )
+        reply = self.send(self.configure_call(ttl_ms))[0]
+        settings = self._read_settings(reply)
         if reply.word == "no":
             raise SettingsDiffer(
                 f"namespace {self.keys.namespace!r} is in use with a lease of {settings.ttl_ms / 1000:g} s: "
@@ -194,6 +190,53 @@ class Broker:
         """The namespace's settings."""
         return self.configure(None)
 
+    def change_settings(
+        self, changes: Mapping[str, str | None], by: str, token: str | None = None
+    ) -> NamespaceSettings:
+        """Change settings of the namespace; it is written into the audit trail.
+
+        Args:
+            changes: field of the settings -> its new text, None for the default; see :mod:`foxqueue.settings`.
+            by: who asks.
+            token: of an earlier request that had no answer.
+
+        Returns:
+            All settings as they are then.
+
+        Raises:
+            OutcomeUnknown, ServerUnavailable: see :meth:`resend`.
+        """
+        token = token or new_token()
+        words = {name: "" if value is None else value for name, value in changes.items()}
+        self.resend(self.configure_call(None, words, by, token), token)
+        return self.settings()
+
+    def _schema(self) -> int:
+        """Of the data; ours where there are none, or what stands there is none of foxqueue's (doctor tells)."""
+        with self.connection.errors("settings"):
+            pipeline: Any = self.redis.pipeline(transaction=False)
+            answer = pipeline.hget(self.keys.settings, "schema").execute(raise_on_error=False)[0]
+        return int(answer) if isinstance(answer, bytes) and answer.isdigit() else SCHEMA
+
+    def _read_settings(self, reply: Reply) -> NamespaceSettings:
+        try:
+            settings = NamespaceSettings.of(reply)
+        except ValueError as error:
+            raise ServerError(
+                f"the settings of namespace {self.keys.namespace!r} cannot be read ({error})",
+                cure=f"see HGETALL {self.keys.settings}, and remove what foxqueue did not write",
+            ) from error
+        self._check_schema(settings.schema)
+        return settings
+
+    def _check_schema(self, schema: int) -> None:
+        if schema > SCHEMA:
+            raise ServerRefused(
+                f"namespace {self.keys.namespace!r} was written by a newer foxqueue (schema {schema}, "
+                f"this one knows {SCHEMA}): upgrade this machine",
+                cure="pip install --upgrade foxqueue",
+            )
+
     def server_time_ms(self) -> int:
         """The server's clock, epoch ms."""
         seconds, micros = self.redis.time()
@@ -201,41 +244,36 @@ class Broker:
 
     # --- users' commands -----------------------------------------------------------------------------
 
-    def enqueue(self, job: NewJob, token: str | None = None) -> tuple[int, str]:
-        """Put a job into the queue.
+    def enqueue(self, job: NewJob, env: Environment, token: str | None = None) -> tuple[int, str]:
+        """Put a job into the queue; see :meth:`enqueue_many`."""
+        return self.enqueue_many([job], env, token)[0]
+
+    def enqueue_many(self, jobs: Sequence[NewJob], env: Environment, token: str | None = None) -> list[tuple[int, str]]:
+        """Put jobs into the queue in this order, all of them or none, in one step.
 
         Args:
-            job: what to put.
+            jobs: at most CHUNK_JOBS, whose specs have at most CHUNK_BYTES together unless it is one.
+            env: their environment.
             token: of an earlier request that had no answer, to send it again.
 
         Returns:
-            The job's number and its enqueue tick.
+            Number and enqueue tick of each.
 
         Raises:
             OutcomeUnknown, ServerUnavailable: see :meth:`resend`; there are too many shapes.
+            InvalidInput: no jobs, or too many for one step.
         """
-        token = token or secrets.token_hex(16)
-        env = pack(dict(sorted(job.env.items())))  # one content, one digest, whatever the order
-        digest = sha256(env).hexdigest()
-        call = self.scripts.call(
-            "enqueue",
-            env_blob=self.keys.env(digest),
-            token=token,
-            candidate=_candidate(),
-            name=_text(job.name),
-            shape=job.shape,
-            priority=job.priority,
-            retries=job.retries,
-            retry_delay_ms=job.retry_delay_ms,
-            env_digest=digest,
-            env=env,
-            spec=job.spec,
-        )
-        reply = self.resend(call, token)
+        if not 0 < len(jobs) <= CHUNK_JOBS or (len(jobs) > 1 and sum(len(job.spec) for job in jobs) > CHUNK_BYTES):
+            raise InvalidInput(f"{len(jobs)} jobs cannot be enqueued in one step: give 1 to {CHUNK_JOBS}, 4 MiB in all")
+        token = token or new_token()
+        reply = self.resend(self.enqueue_call(jobs, env, token, with_env=env.digest not in self._kept), token)
+        if reply.word == "missing":  # it was sent once, and the server has lost it since
+            reply = self.resend(self.enqueue_call(jobs, env, token, with_env=True), token)
         if reply.word == "full":
             raise ServerUnavailable("there are pending jobs of 1,000 different requirements: try later", definite=True)
-        number, born = reply.rest
-        return int(number), born.decode()
+        self._kept.add(env.digest)
+        first, born = map(int, reply.rest)
+        return [(first + at, str(born + at)) for at in range(len(jobs))]
 
     def cancel(self, number: int, born: str, by: str, token: str | None = None) -> str:
         """Cancel a job.
@@ -250,99 +288,41 @@ class Broker:
             ``cancelled`` (ended now or before), ``ok`` (running, asked to stop), ``succeeded`` or ``failed``
             (had ended), ``missing``, or ``stale`` (the number is another job's).
         """
-        token = token or secrets.token_hex(16)
-        call = self.scripts.call("cancel", token=token, number=number, born=born, by=_text(by))
-        return self.resend(call, token).word
+        token = token or new_token()
+        return self.resend(self.cancel_call(number, born, by, token), token).word
 
-    # --- the worker's calls: bound here, sent by the worker, several in one round trip ------------------
+    def requeue(self, number: int, born: str, by: str, token: str | None = None) -> str:
+        """Put a failed or cancelled job back into the queue: its attempts and losses are counted anew.
 
-    def claim_call(
-        self,
-        worker: str,
-        question: int,
-        device: str,
-        host: str,
-        version: str,
-        woken: Sequence[str],
-        fitting: Sequence[str],
-        *,
-        waits: bool = True,
-    ) -> Call:
-        """Ask for the best job of the ``fitting`` shapes; see ``claim.lua`` for the answers."""
-        return self.scripts.call(
-            "claim",
-            worker=worker,
-            question=question,
-            device=device,
-            host=host,
-            version=version,
-            woken=",".join(woken),
-            waits=int(waits),
-            fitting=list(fitting),
-        )
+        Args:
+            number: of the job.
+            born: its enqueue tick, or "" for whatever has the number.
+            by: who asks.
+            token: of an earlier request that had no answer.
 
-    def heartbeat_call(self, number: int, fence: str) -> Call:
-        """Renew the lease of a run."""
-        return self.scripts.call("heartbeat", number=number, fence=fence)
+        Returns:
+            ``ok``, ``no`` (it is neither failed nor cancelled), ``gone`` (its environment is no longer kept),
+            ``unreadable`` (its record is malformed), ``missing``, or ``stale`` (the number is another job's).
+        """
+        token = token or new_token()
+        return self.resend(self.requeue_call(number, born, by, token), token).word
 
-    def complete_call(self, number: int, fence: str, outcome: bytes) -> Call:
-        """The run succeeded."""
-        return self.scripts.call(
-            "complete", result=self.keys.result(number), number=number, fence=fence, outcome=outcome
-        )
+    def force_release(self, device: str, by: str, token: str | None = None) -> tuple[str, int | None]:
+        """Take a device from the job that runs on it; the run ends as lease_lost.
 
-    def fail_call(
-        self,
-        number: int,
-        fence: str,
-        reason: str,
-        detail: str,
-        exit_code: int | None,
-        outcome: bytes,
-        delay_ms: int | None,
-    ) -> Call:
-        """The run failed; ``delay_ms`` before another attempt, None when the reason is not retried."""
-        return self.scripts.call(
-            "fail",
-            result=self.keys.result(number),
-            number=number,
-            fence=fence,
-            reason=reason,
-            detail=_text(detail),
-            exit_code="" if exit_code is None else exit_code,
-            outcome=outcome,
-            delay_ms="" if delay_ms is None else delay_ms,
-        )
+        Args:
+            device: uuid.
+            by: who asks.
+            token: of an earlier request that had no answer.
 
-    def release_call(self, number: int, fence: str, detail: str) -> Call:
-        """The worker gives the job back: rank kept, attempt given back."""
-        return self.scripts.call("release", number=number, fence=fence, detail=_text(detail))
+        Returns:
+            ``ok`` and the job, or ``no`` and None when none runs there.
+        """
+        token = token or new_token()
+        reply = self.resend(self.force_release_call(device, by, token), token)
+        return reply.word, int(reply.rest[0]) if reply.rest[0] else None
 
-    def lose_call(self, number: int, fence: str) -> Call:
-        """The run lost its worker or runner, and its last process is gone."""
-        return self.scripts.call("lose", number=number, fence=fence)
-
-    def log_call(self, number: int, fence: str, offset: int, keep_from: int, data: bytes) -> Call:
-        """A piece of the output, from byte ``offset``; pieces below ``keep_from`` may go."""
-        return self.scripts.call(
-            "log",
-            log=self.keys.log(number),
-            number=number,
-            fence=fence,
-            offset=offset,
-            keep_from=keep_from,
-            data=data,
-        )
-
-    def register_call(self, worker: str, device: str, sequence: int, seen: bytes) -> Call:
-        """The worker lives and sees this."""
-        return self.scripts.call(
-            "register", worker=worker, device=device, sequence=sequence, seen=seen, candidate=_candidate()
-        )
-
-    def sweep_call(self, limit: int = 100) -> Call:
-        """Look after due jobs and overdue leases."""
-        return self.scripts.call("sweep", limit=limit)
+    # --- a worker's -----------------------------------------------------------------------------------
 
     def sweep(self) -> Reply:
         """Look once; any client may."""
@@ -364,6 +344,18 @@ class Broker:
             found: Any = self.redis.hmget(self.keys.job(int(number)), "state", "worker", "gpus", "fence")
         state, holder, gpus, fence = (bytes(value or b"").decode("utf-8", "replace") for value in found)
         return (int(number), fence) if (state, holder, gpus) == ("running", worker, device) else None
+
+    def born_of(self, numbers: Sequence[int]) -> list[str | None]:
+        """Enqueue ticks of jobs, None for one that is not there.
+
+        Raises:
+            ServerUnavailable: Redis is away.
+        """
+        pipeline: Any = self.redis.pipeline(transaction=False)
+        for number in numbers:
+            pipeline.hget(self.keys.job(number), "born")
+        with self.connection.errors("born"):
+            return [None if born is None else bytes(born).decode() for born in pipeline.execute()]
 
     def logged(self, number: int, fence: str) -> int:
         """Bytes of a run's output up to the end of its last piece here.
@@ -387,11 +379,3 @@ class Broker:
         with self.connection.errors("env"):
             data: Any = self.redis.getex(self.keys.env(digest), px=ENV_KEPT_MS)
             return data if data is None else bytes(data)
-
-
-def _candidate() -> str:
-    return secrets.token_hex(8)
-
-
-def _text(value: str) -> bytes:
-    return value.encode("utf-8", "surrogateescape")

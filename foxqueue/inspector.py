@@ -279,13 +279,13 @@ class Inspector:
 
     def _oldest_pending_ms(self) -> int | None:
         shapes = self._shapes()
-        # Numbers grow with submission, ranks with priority too: the smallest number is the oldest job.
+        # Numbers grow with submission, ranks with priority too: the oldest job has a small number, though one that was
+        # queued again by hand is younger than its number says.
         share = max(OLDEST_LOOKED_AT // max(len(shapes), 1), 1)
         heads = self._ask([("ZRANGE", self._keys.pending(shape), 0, share - 1) for shape in shapes])
-        numbers = [whole(number) for head in heads for number in head or []]
-        if not numbers:
-            return None
-        return whole(self._ask([("HGET", self._keys.job(min(numbers)), "submitted_at")])[0]) or None
+        numbers = heapq.nsmallest(BATCH, (whole(number) for head in heads for number in head or []))
+        ticks = map(whole, self._ask([("HGET", self._keys.job(number), "tick") for number in numbers]))
+        return min((tick // 1000 for tick in ticks if tick), default=None)
 
     def _last_claim_ms(self) -> int | None:
         end = "+"
@@ -299,7 +299,12 @@ class Inspector:
             end = "(" + text(entries[-1][0])
         return None
 
-    # Output and events
+    # Values, output and events
+
+    def value(self, number: int) -> bytes | None:
+        """What a call returned, packed; None when there is nothing."""
+        found = self._ask([("GET", self._keys.value(number))])[0]
+        return None if found is None else bytes(found)
 
     def log(self, number: int) -> list[Piece]:
         """What is kept of a job's output, oldest first: the tail of its runs."""

@@ -25,12 +25,12 @@ FIELDS: Final = (
     "shape",
     "priority",
     "born",
+    "tick",
     "rank",
     "fence",
     "attempts",
     "losses",
     "retries",
-    "submitted_at",
     "due_at",
     "started_at",
     "finished_at",
@@ -50,6 +50,7 @@ class JobView:
         reason: why it ended, or why its last run did when it waits again: a word of END_REASONS, or None.
         waiting_for: what it waits for, a word of WAIT_REASONS, or None; filled in by the inspector.
         detail: a sentence that says more about ``reason`` or ``waiting_for``.
+        queued_ms: when it took its place in the queue: at its submission, or when it was queued again by hand.
         attempts: runs counted, lost and released ones not.
         losses: runs lost through no fault of the job.
         command: argv as submitted; empty when the spec cannot be read.
@@ -83,6 +84,7 @@ class JobView:
     exit_code: int | None = None
     signal: int | None = None
     submitted_ms: int | None = None
+    queued_ms: int | None = None
     due_ms: int | None = None
     started_ms: int | None = None
     finished_ms: int | None = None
@@ -224,7 +226,8 @@ def view(number: int, values: Mapping[str, bytes | None], spec: bytes | None, re
         fence=text.get("fence"),
         exit_code=_int(text.get("exit_code")),
         signal=_whole(out.get("signal")),
-        submitted_ms=_int(text.get("submitted_at")),
+        submitted_ms=_ms_of_tick(text.get("born")),
+        queued_ms=_ms_of_tick(text.get("tick")),
         due_ms=_int(text.get("due_at")),
         started_ms=_int(text.get("started_at")),
         finished_ms=_int(text.get("finished_at")),
@@ -271,6 +274,11 @@ def _int(text: str | None) -> int | None:
     if not text or len(text) > 19 or not text.lstrip("-").isascii() or not text.lstrip("-").isdigit():
         return None
     return int(text) if text.count("-") <= 1 else None
+
+
+def _ms_of_tick(text: str | None) -> int | None:
+    """A tick is the server's clock in us, or a little later."""
+    return (_int(text) or 0) // 1000 or None
 
 
 def _whole(value: Any) -> int | None:

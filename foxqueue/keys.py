@@ -49,6 +49,10 @@ class Keys:
         """STRING: msgpack, what came out."""
         return self._key(f"result:{number}")
 
+    def value(self, number: int) -> str:
+        """STRING: msgpack, what a call returned."""
+        return self._key(f"value:{number}")
+
     def log(self, number: int) -> str:
         """STREAM: tail of the output, ids ``<fence>-<byte offset>``."""
         return self._key(f"log:{number}")
@@ -109,7 +113,7 @@ class Keys:
 
     @property
     def granted(self) -> str:
-        """HASH: device -> ``<fence> job:<n>``, ``<fence> dirty`` or ``<fence> -``."""
+        """HASH: device -> ``<fence> job:<n>``, ``<fence> released:<n>``, ``<fence> dirty`` or ``<fence> -``."""
         return self._key("granted")
 
     @property
@@ -134,7 +138,7 @@ class Keys:
 
     @property
     def settings(self) -> str:
-        """HASH: what belongs to the namespace: schema, clocks, ageing, limits."""
+        """HASH: what belongs to the namespace: schema, clocks, ageing, limits, retention, priorities by model."""
         return self._key("settings")
 
     @property
@@ -172,6 +176,6 @@ class Keys:
         """STRING: a random name of this namespace's life."""
         return self._key("instance")
 
-    def requests(self, minute: int) -> str:
-        """HASH, PX 3 min: request token -> answer already given."""
-        return self._key(f"requests:{minute}")
+    def requests(self, period: int) -> str:
+        """HASH, PX 6 min: request token -> answer already given; a period is two minutes."""
+        return self._key(f"requests:{period}")

@@ -2,13 +2,28 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from hashlib import sha256
 from typing import Any
+
+from foxqueue.codec import pack
+from foxqueue.settings import MODEL_PRIORITIES
+
+PRIORITY_FIELD = "priority:"
 
 
 @dataclass(frozen=True)
 class NamespaceSettings:
-    """What belongs to the namespace: lease, beat and margin in ms, ageing in us a priority level."""
+    """What belongs to the namespace: lease, beat and margin in ms, ageing in us a priority level, retention.
+
+    Attributes:
+        max_losses: lost runs after which a job ends failed (poison).
+        max_result_bytes: of what a Python call may return, packed.
+        retain_finished_ms, retain_finished_count: how long, and how many, succeeded and cancelled jobs are kept.
+        retain_failed_ms, retain_failed_count: the same for failed ones.
+        priorities: model type in lower case -> 0-9.
+    """
 
     instance: str
     schema: int
@@ -17,11 +32,33 @@ class NamespaceSettings:
     margin_ms: int
     aging_us: int
     max_losses: int
+    max_result_bytes: int
+    retain_finished_ms: int
+    retain_finished_count: int
+    retain_failed_ms: int
+    retain_failed_count: int
+    priorities: Mapping[str, int] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, reply: Reply) -> NamespaceSettings:
+        """Read the answer of configure.
+
+        Raises:
+            ValueError: a setting is no number.
+        """
+        found = dict(zip(map(bytes.decode, reply.rest[::2]), map(bytes.decode, reply.rest[1::2]), strict=True))
+        numbers = {one.name: int(found[one.name]) for one in fields(cls) if one.name in found}
+        priorities = {
+            name.removeprefix(PRIORITY_FIELD): int(value)
+            for name, value in found.items()
+            if name.startswith(PRIORITY_FIELD)
+        }
+        return cls(reply.instance, **numbers, priorities={**MODEL_PRIORITIES, **priorities})
 
 
 @dataclass(frozen=True)
 class NewJob:
-    """A job to enqueue. ``spec`` is packed; ``env`` is stored once per content."""
+    """A job to enqueue. ``spec`` is packed."""
 
     name: str
     shape: str
@@ -29,7 +66,20 @@ class NewJob:
     retries: int
     retry_delay_ms: int
     spec: bytes
-    env: dict[str, str]
+
+
+@dataclass(frozen=True)
+class Environment:
+    """A captured environment, kept once per content: packed, and its sha256."""
+
+    digest: str
+    packed: bytes
+
+    @classmethod
+    def of(cls, variables: Mapping[str, str]) -> Environment:
+        """Pack one. The same variables have the same digest, whatever their order."""
+        packed = pack(dict(sorted(variables.items())))
+        return cls(sha256(packed).hexdigest(), packed)
 
 
 @dataclass(frozen=True)

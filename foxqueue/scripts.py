@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
@@ -148,14 +148,23 @@ def _fragments(name: str, declared: Sequence[str], includes: Sequence[str]) -> s
     return "".join(texts)
 
 
+@dataclass(frozen=True)
+class _Plan:
+    """What binding a script takes: its parts with the namespace's own filled in, and where which name goes."""
+
+    script: Script
+    parts: tuple[Value, ...]
+    open: tuple[tuple[int, str], ...]
+
+
 class Scripts:
     """The scripts of one namespace, called by name."""
 
     def __init__(self, keys: Keys) -> None:
-        self._keys = keys
         self._fixed: dict[str, Value] = {
             name: getattr(keys, name) for name, kind in vars(Keys).items() if isinstance(kind, property)
         }
+        self._plans: dict[str, _Plan] = {}
 
     def call(self, name: str, /, **values: Value | Sequence[Value]) -> Call:
         """Bind keys and arguments by name. Keys of the namespace and its prefix are filled in.
@@ -164,13 +173,27 @@ class Scripts:
             TypeError: a name of the header was not given, or one given is not in the header.
         """
         script = load(name)
-        given: Mapping[str, Any] = {**self._fixed, **values}
+        plan = self._plans.get(name)
+        if plan is None or plan.script is not script:
+            plan = self._plans[name] = self._planned(script)
+        given: dict[str, Any] = values
+        parts: list[Value] = list(plan.parts)
         try:
-            parts = [given[slot] for slot in script.keys] + [given[slot] for slot in script.arguments]
-            parts += list(given[script.rest]) if script.rest else []
+            for index, slot in plan.open:
+                parts[index] = given[slot]
+            if script.rest:
+                parts += given[script.rest]
         except KeyError as error:
             raise TypeError(f"{name} needs {error.args[0]!r}") from None
-        unknown = set(values) - {*script.keys, *script.arguments, script.rest}
-        if unknown:
+        if len(given) != len(plan.open) + bool(script.rest):
+            unknown = set(given) - {slot for _, slot in plan.open} - {script.rest}
             raise TypeError(f"{name} has no {', '.join(sorted(unknown))}")
         return Call(script, tuple(parts))
+
+    def _planned(self, script: Script) -> _Plan:
+        slots = (*script.keys, *script.arguments)
+        return _Plan(
+            script,
+            tuple(self._fixed.get(slot, "") for slot in slots),
+            tuple((index, slot) for index, slot in enumerate(slots) if slot not in self._fixed),
+        )

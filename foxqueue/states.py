@@ -29,11 +29,13 @@ TRANSITIONS: Final[dict[str, tuple[frozenset[str], frozenset[str]]]] = {
     "release": (frozenset({RUNNING}), frozenset({PENDING, FAILED, CANCELLED})),
     "lose": (frozenset({RUNNING}), frozenset({PENDING, FAILED, CANCELLED})),
     "reap": (frozenset({RUNNING}), frozenset({PENDING, FAILED, CANCELLED})),
+    "requeue": (frozenset({FAILED, CANCELLED}), frozenset({PENDING})),
+    "purge": (frozenset({SUCCEEDED, FAILED, CANCELLED}), frozenset({"-"})),
     "cancel": (frozenset({SCHEDULED, PENDING, RUNNING}), frozenset({RUNNING, CANCELLED})),
 }
 
 # Scripts that change no job's state.
-OTHER_SCRIPTS: Final = frozenset({"configure", "register", "log", "sweep"})
+OTHER_SCRIPTS: Final = frozenset({"configure", "register", "log", "sweep", "force_release"})
 
 # Why a job ended.
 END_REASONS: Final = frozenset(

@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from foxqueue.broker import Broker, Claimed, NewJob, Reply
+from foxqueue.broker import Broker, Claimed, Environment, NewJob, Reply
 from foxqueue.codec import pack
 from foxqueue.scripts import Call
+
+ENVIRONMENT = Environment.of({"A": "1"})
 
 
 @dataclass
@@ -85,7 +87,7 @@ class Queue:
     ) -> tuple[int, str]:
         """Enqueue a job and return its number and tick."""
         return self.broker.enqueue(
-            NewJob(name, shape, priority, retries, 1000, pack({"v": 1, "argv": ["true"]}), {"A": "1"}), token
+            NewJob(name, shape, priority, retries, 1000, pack({"v": 1, "argv": ["true"]})), ENVIRONMENT, token
         )
 
     def job(self, number: int) -> dict[str, str]:

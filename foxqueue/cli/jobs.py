@@ -78,7 +78,7 @@ def _shortened(text: str) -> str:
 
 def _duration(job: Any, now_ms: int) -> str | None:
     """How long it has waited, runs, or ran."""
-    begin = job.submitted_ms if job.waiting else job.started_ms
+    begin = job.queued_ms if job.waiting else job.started_ms
     end = job.finished_ms if job.ended else now_ms
     if begin is None or end is None:
         return None
@@ -230,6 +230,33 @@ def _ask_to_cancel(fox: Client, numbers: dict[int, None]) -> tuple[list[Job], bo
             output.say(str(error))
             refused = True
     return accepted, refused
+
+
+@click.command(short_help="Put failed or cancelled jobs back into the queue.")
+@click.argument("numbers", type=job_number, nargs=-1, required=True, metavar="NUMBER...")
+@json_option
+@common
+def requeue(numbers: tuple[int, ...], as_json: bool) -> int:
+    """Put failed or cancelled jobs back into the queue, behind what waits with their priority.
+
+    They keep number, command and files; attempts and losses are counted anew, result and exit code are forgotten.
+    Exits with 1 when one cannot be requeued; the others are.
+    """
+    from foxqueue.errors import JobGone, JobNotFound, NotRequeued
+
+    fox = client()
+    accepted: list[Job] = []
+    for number in dict.fromkeys(numbers):
+        try:
+            accepted.append(fox.job(number).requeue())
+        except (JobNotFound, JobGone, NotRequeued) as error:
+            output.say(str(error))
+        else:
+            if not as_json:
+                output.write(f"{number} pending\n")
+    if as_json:
+        output.write_json([job.to_dict() for job in accepted])
+    return 0 if len(accepted) == len(set(numbers)) else 1
 
 
 def _tell_end(job: Job) -> None:

@@ -14,6 +14,11 @@ local function grant_text(given_fence, n)
   return given_fence .. ' job:' .. n
 end
 
+-- An operator has taken the device from the run, which is still to end.
+local function released_text(given_fence, n)
+  return given_fence .. ' released:' .. n
+end
+
 -- A device is free when it has no lease key and its last grant is neither a running job's nor dirty.
 local function device_is_free(name)
   if redis.call('EXISTS', lease_key(name)) == 1 then
@@ -27,7 +32,7 @@ local function device_is_free(name)
   if holder == 'dirty' then
     return false
   end
-  local n = holder and string.match(holder, '^job:(%d+)$')
+  local n = holder and (string.match(holder, '^job:(%d+)$') or string.match(holder, '^released:(%d+)$'))
   if n then
     local job = read_job(n, 'state', 'fence')
     return not (job and job[1] == 'running' and job[2] == given_fence)

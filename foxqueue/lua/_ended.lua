@@ -1,11 +1,12 @@
 -- NEEDS running granted finished failed
 -- The only way out of running: the grant ends, the lease goes if it is still this run's, and the fence's
--- word is written down, so that a repeated call gets it again.
-local function ended(n, run_fence, devices, word)
+-- word is written down, so that a repeated call gets it again, with other fields as given.
+local function ended(n, run_fence, devices, word, ...)
   redis.call('ZREM', running, n)
-  redis.call('HSET', job_key(n), 'settled', run_fence, 'settled_as', word)
+  redis.call('HSET', job_key(n), 'settled', run_fence, 'settled_as', word, ...)
   for name in string.gmatch(devices or '', '[^,]+') do
-    if redis.call('HGET', granted, name) == grant_text(run_fence, n) then
+    local grant = redis.call('HGET', granted, name)
+    if grant == grant_text(run_fence, n) or grant == released_text(run_fence, n) then
       redis.call('HSET', granted, name, run_fence .. ' -')
     end
     if lease_value(name) == run_fence then

@@ -21,19 +21,21 @@ local function send_token(name, token_text)
   redis.call('PEXPIRE', key, WAKE_MS)
 end
 
--- Wake one worker that stands idle for the shape, the newest, and take it off every list.
-local function wake_one(shape_name)
+-- Wake so many workers that stand idle for the shape, the newest first, and take them off every list.
+local function wake(shape_name, how_many)
   local key = prefix .. 'idle:' .. shape_name
-  local newest = redis.call('ZREVRANGE', key, 0, 0, 'WITHSCORES')
-  if not newest[1] then
-    return
+  for _ = 1, how_many do
+    local newest = redis.call('ZREVRANGE', key, 0, 0, 'WITHSCORES')
+    if not newest[1] then
+      return
+    end
+    if tonumber(newest[2]) < now_ms - IDLE_MS then
+      redis.call('DEL', key)
+      return
+    end
+    leave_idle(newest[1])
+    send_token(newest[1], shape_name)
   end
-  if tonumber(newest[2]) < now_ms - IDLE_MS then
-    redis.call('DEL', key)
-    return
-  end
-  leave_idle(newest[1])
-  send_token(newest[1], shape_name)
 end
 
 -- A shape nobody has seen: every idle worker looks whether it fits.

@@ -1,9 +1,3 @@
 -- NEEDS instance
 -- A random name of this namespace's life: another or none means that the data are not those we knew.
 local life = redis.call('GET', instance) or ''
-local function begin_life(candidate)
-  if life == '' then
-    redis.call('SET', instance, candidate)
-    life = candidate
-  end
-end

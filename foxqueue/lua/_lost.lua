@@ -16,7 +16,8 @@ local function lost(n, job, how)
   elseif not job[4] or not whole(job[5]) then
     over(n, 'failed', 'bad_payload', 'its record in Redis cannot be read')
   else
-    redis.call('HSET', job_key(n), 'state', 'pending', 'reason', 'worker_lost', 'detail', 'worker ' .. (job[9] or '') .. ' was lost')
+    redis.call('HSET', job_key(n), 'state', 'pending', 'reason', 'worker_lost', 'detail',
+      'worker ' .. (job[9] or '') .. ' was lost')
     ready(n, job[4], job[5])
   end
 end

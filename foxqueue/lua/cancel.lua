@@ -14,7 +14,7 @@
 -- ARGV[4] born of the job meant, or '' for whatever has the number
 -- ARGV[5] by who asks
 -- FOUND pending:<shape> ZSET job -> rank
--- INCLUDE _drains _clock _instance _event _job _request _device _idle _ended
+-- INCLUDE _drains _clock _event _job _request _device _idle _ended
 -- RETURNS {cancelled, instance} ended now or before, {ok, instance} running and asked to stop,
 -- RETURNS {succeeded | failed, instance} had ended, {missing, instance}, {stale, instance} the number is another job's
 local earlier = answered()

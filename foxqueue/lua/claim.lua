@@ -22,14 +22,16 @@
 -- ARGV[8] waits 1 when the worker waits to be woken, 0 when it only looks or leaves
 -- ARGV[9..] fitting shapes that the device can take now
 -- FOUND job:<n> HASH, spec:<n> STRING
--- INCLUDE _drains _clock _settings _instance _event _job _device _idle _ready _ended _promote
+-- INCLUDE _drains _clock _settings _event _job _device _idle _ready _ended _promote
 -- RETURNS {ok, instance, number, fence, born, attempts, losses, retry_delay_ms, env digest, spec},
 -- RETURNS {empty, instance, ms until the next scheduled job is due or ''}, {taken | stale, instance}
 -- RETURNS or {shapes, instance, version, shape...}
-local function granted_reply(n, run_fence)
-  local job = read_job(n, 'born', 'attempts', 'losses', 'retry_delay_ms', 'env')
-  local spec = redis.call('GET', prefix .. 'spec:' .. n)
-  return { 'ok', life, n, run_fence, job[1], job[2], job[3], job[4] or '0', job[5] or '', spec }
+-- What a worker needs of a job, in this order.
+local FIELDS = { 'state', 'shape', 'born', 'rank', 'attempts', 'losses', 'retry_delay_ms', 'env', 'fence', 'worker',
+  'claim' }
+
+local function granted_reply(n, run_fence, job, attempts, spec)
+  return { 'ok', life, n, run_fence, job[3], attempts, job[6], job[7] or '0', job[8] or '', spec }
 end
 
 local last = redis.call('HGET', claims, worker)
@@ -39,38 +41,40 @@ if last then
     return { 'stale', life }
   end
   if question == last_question then
-    local job = n ~= '' and read_job(n, 'state', 'fence', 'worker', 'claim')
-    if job and job[1] == 'running' and job[3] == worker and job[4] == question then
-      return granted_reply(n, job[2])
+    local job = n ~= '' and read_job(n, unpack(FIELDS))
+    if job and job[1] == 'running' and job[10] == worker and job[11] == question then
+      return granted_reply(n, job[9], job, job[5], redis.call('GET', prefix .. 'spec:' .. n))
     end
     return { 'stale', life }
   end
 end
 
-redis.call('HSET', claims, worker, question .. ':')
 promote(20)
 
 local wake_key = prefix .. 'wake:' .. worker
-woken = woken .. ',' .. table.concat(redis.call('LRANGE', wake_key, 0, 99), ',')
-redis.call('DEL', wake_key)
-leave_idle(worker)
+if redis.call('EXISTS', wake_key, prefix .. 'idle_shapes:' .. worker) > 0 then
+  woken = woken .. ',' .. table.concat(redis.call('LRANGE', wake_key, 0, 99), ',')
+  redis.call('DEL', wake_key)
+  leave_idle(worker)
+end
 
--- What this worker was woken for and leaves, another may take.
-local function pass_on()
+-- The question is answered: what this worker was woken for and leaves, another may take.
+local function answered_with(n)
+  redis.call('HSET', claims, worker, question .. ':' .. n)
   for woken_shape in string.gmatch(woken, '[^,]+') do
     if redis.call('EXISTS', prefix .. 'pending:' .. woken_shape) == 1 then
-      wake_one(woken_shape)
+      wake(woken_shape, 1)
     end
   end
 end
 
 local current = redis.call('GET', shapes_version) or '0'
 if current ~= version then
-  pass_on()
+  answered_with('')
   return { 'shapes', life, current, unpack(redis.call('HKEYS', shapes)) }
 end
 if not device_is_free(device) then
-  pass_on()
+  answered_with('')
   return { 'taken', life }
 end
 
@@ -85,19 +89,26 @@ local function head()
   return best, best_shape
 end
 
+-- The fields and the spec of a pending job; nothing when they cannot be read.
 local function readable(n, shape)
-  local job = read_job(n, 'state', 'shape', 'born', 'rank', 'attempts', 'losses', 'retry_delay_ms')
+  local job = read_job(n, unpack(FIELDS))
   local sound = job and job[1] == 'pending' and job[2] == shape and whole(job[3]) and whole(job[4])
     and whole(job[5]) and whole(job[6]) and whole(job[7] or '0')
-  local spec = redis.pcall('STRLEN', prefix .. 'spec:' .. n)
-  return sound and type(spec) == 'number' and spec > 0
+  local spec = sound and redis.pcall('GET', prefix .. 'spec:' .. n)
+  if type(spec) == 'string' and spec ~= '' then
+    return job, spec
+  end
 end
 
 -- A head that cannot be read is put aside, and the next one is taken.
-local n, shape
+local n, shape, job, spec
 for _ = 1, 20 do
   n, shape = head()
-  if not n or readable(n, shape) then
+  if not n then
+    break
+  end
+  job, spec = readable(n, shape)
+  if job then
     break
   end
   redis.call('ZREM', prefix .. 'pending:' .. shape, n)
@@ -110,7 +121,7 @@ for _ = 1, 20 do
 end
 
 if not n then
-  pass_on()
+  answered_with('')
   if waits == '1' then
     for _, fit in ipairs(fitting) do
       redis.call('ZADD', prefix .. 'idle:' .. fit, digits(now_ms), worker)
@@ -124,16 +135,14 @@ if not n then
   return { 'empty', life, due and digits(math.max(tonumber(due) - now_ms, 0)) or '' }
 end
 
-local fence = tick()
+local fence, attempts = tick(), digits(tonumber(job[5]) + 1)
 local lease_ms = ttl_ms + margin_ms
 redis.call('ZREM', prefix .. 'pending:' .. shape, n)
-redis.call('HSET', claims, worker, question .. ':' .. n)
 redis.call('SET', lease_key(device), fence, 'NX', 'PX', digits(lease_ms))
 redis.call('HSET', granted, device, grant_text(fence, n))
 redis.call('HSET', job_key(n), 'state', 'running', 'fence', fence, 'claim', question, 'worker', worker, 'host', host,
-  'gpus', device, 'started_at', digits(now_ms), 'reason', '', 'detail', '')
-redis.call('HINCRBY', job_key(n), 'attempts', 1)
+  'gpus', device, 'started_at', digits(now_ms), 'reason', '', 'detail', '', 'attempts', attempts)
 redis.call('ZADD', running, digits(now_ms + lease_ms), n)
 event('claim', n, 'worker', worker, 'device', device, 'fence', fence)
-pass_on()
-return granted_reply(n, fence)
+answered_with(n)
+return granted_reply(n, fence, job, attempts, spec)

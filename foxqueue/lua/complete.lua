@@ -7,24 +7,27 @@
 -- KEYS[6] instance STRING
 -- KEYS[7] events STREAM
 -- KEYS[8] result STRING
+-- KEYS[9] value STRING of a call
 -- ARGV[1] prefix
 -- ARGV[2] number
 -- ARGV[3] fence
 -- ARGV[4] outcome packed
--- INCLUDE _drains _clock _instance _event _job _guard _device _ended
+-- ARGV[5] returned packed, '' for none
+-- INCLUDE _drains _clock _event _job _guard _device _ended
 -- RETURNS {succeeded | cancelled | stale | missing | settled word, instance}
-local word = guard()
+local word, devices, cancelled_by = guard('gpus', 'cancel_requested')
 if word then
   return { word, life }
 end
-local job = read_job(number, 'gpus', 'cancel_requested')
-word = job[2] and 'cancelled' or 'succeeded'
-ended(number, fence, job[1], word)
-redis.call('HSET', job_key(number), 'exit_code', '0')
+word = cancelled_by and 'cancelled' or 'succeeded'
+ended(number, fence, devices, word, 'exit_code', '0')
 redis.call('SET', result, outcome)
-if job[2] then
-  over(number, 'cancelled', 'cancelled_by_user', 'cancelled by ' .. job[2])
+if cancelled_by then
+  over(number, 'cancelled', 'cancelled_by_user', 'cancelled by ' .. cancelled_by)
 else
+  if returned ~= '' then
+    redis.call('SET', value, returned)
+  end
   over(number, 'succeeded', 'exit_code', '')
 end
 event('complete', number, 'fence', fence, 'state', word)

@@ -11,51 +11,84 @@
 -- ARGV[1] prefix
 -- ARGV[2] token of the request, 16 bytes in hex
 -- ARGV[3] candidate name of this namespace's life, if it has none
--- ARGV[4] name
--- ARGV[5] shape
--- ARGV[6] priority 0-9
--- ARGV[7] retries
--- ARGV[8] retry_delay_ms
--- ARGV[9] env_digest
--- ARGV[10] env packed
--- ARGV[11] spec packed
+-- ARGV[4] env_digest of the jobs' environment, '' for none
+-- ARGV[5] env packed, '' when it should be kept already
+-- ARGV[6..] jobs six words each: name, shape, priority 0-9, retries, retry delay in ms, spec packed
 -- FOUND job:<n> HASH, spec:<n> STRING
--- INCLUDE _clock _settings _instance _event _job _request _idle _ready
--- RETURNS {ok, instance, number, born} or {full, instance} when there are too many shapes
+-- INCLUDE _clock _settings _begin _event _job _request _idle _ready
+-- RETURNS {ok, instance, first number, its born}: the jobs have numbers and ticks in a row; {full, instance} when
+-- RETURNS there are too many shapes, {missing, instance} when the environment is not kept: send it
 local earlier = answered()
 if earlier then
   local n, born = string.match(earlier, '^(%d+):(%d+)$')
   return { 'ok', life, n, born }
 end
+local kept_ms = env_digest ~= '' and redis.call('PTTL', env_blob)
+if kept_ms == -2 and env == '' then
+  return { 'missing', life }
+end
 
 -- At most this many shapes live: a worker looks at the head of each that it fits.
 local MAX_SHAPES = 1000
-if redis.call('HEXISTS', shapes, shape) == 0 and redis.call('HLEN', shapes) >= MAX_SHAPES then
+local DAY_MS = 86400000
+local ENV_MS = 90 * DAY_MS -- an environment is kept so long from its last use; written down once a day
+local WORDS = 6
+local fresh, rows, listed = 0, {}, {}
+for i = 2, #jobs, WORDS do
+  local shape = jobs[i]
+  if not rows[shape] then
+    rows[shape] = {}
+    listed[shape] = redis.call('HEXISTS', shapes, shape) == 1
+    fresh = fresh + (listed[shape] and 0 or 1)
+  end
+end
+if fresh > 0 and redis.call('HLEN', shapes) + fresh > MAX_SHAPES then
   local empty = {}
-  for _, known in ipairs(redis.call('HKEYS', shapes)) do
-    if redis.call('EXISTS', prefix .. 'pending:' .. known) == 0 then
-      empty[#empty + 1] = known
+  for _, old in ipairs(redis.call('HKEYS', shapes)) do
+    if not rows[old] and redis.call('EXISTS', prefix .. 'pending:' .. old) == 0 then
+      empty[#empty + 1] = old
     end
   end
-  if #empty == 0 then
+  if redis.call('HLEN', shapes) + fresh - #empty > MAX_SHAPES then
     return { 'full', life }
   end
   redis.call('HSET', shapes, empty[1], '0') -- refused when memory is full, before anything is gone
   redis.call('HDEL', shapes, unpack(empty))
 end
 
-local n = digits(redis.call('INCR', next))
-local born = tick()
-local rank = rank_of(born, priority)
+local total = #jobs / WORDS
+local first = redis.call('INCRBY', next, total) - total + 1
 begin_life(candidate)
-if env_digest ~= '' then
-  redis.call('SET', env_blob, env, 'PX', 7776000000) -- 90 days from its last use
+if env ~= '' then
+  redis.call('SET', env_blob, env, 'PX', ENV_MS)
+elseif kept_ms and kept_ms < ENV_MS - DAY_MS then
+  redis.call('PEXPIRE', env_blob, ENV_MS)
 end
-redis.call('SET', prefix .. 'spec:' .. n, spec)
-redis.call('HSET', job_key(n), 'state', 'pending', 'name', name, 'shape', shape, 'priority', priority,
-  'born', born, 'tick', born, 'rank', rank, 'attempts', '0', 'losses', '0', 'retries', retries,
-  'retry_delay_ms', retry_delay_ms, 'env', env_digest, 'submitted_at', digits(now_ms))
-ready(n, shape, rank)
-event('enqueue', n)
-answer(n .. ':' .. born)
-return { 'ok', life, n, born }
+local born = ticks(total)
+local specs = {}
+for i = 0, total - 1 do
+  local at = i * WORDS
+  local n, job_tick = digits(first + i), digits(born + i)
+  local shape, priority = jobs[at + 2], jobs[at + 3]
+  local rank = rank_of(job_tick, priority)
+  specs[#specs + 1] = prefix .. 'spec:' .. n
+  specs[#specs + 1] = jobs[at + 6]
+  redis.call('HSET', job_key(n), 'state', 'pending', 'name', jobs[at + 1], 'shape', shape, 'priority', priority,
+    'born', job_tick, 'tick', job_tick, 'rank', rank, 'attempts', '0', 'losses', '0', 'retries', jobs[at + 4],
+    'retry_delay_ms', jobs[at + 5], 'env', env_digest)
+  local row = rows[shape]
+  row[#row + 1] = rank
+  row[#row + 1] = n
+end
+redis.call('MSET', unpack(specs))
+for shape, row in pairs(rows) do
+  ready_all(shape, row, listed[shape])
+end
+local n = digits(first)
+if total == 1 then
+  event('enqueue', n)
+else
+  event('enqueue', n, 'count', digits(total))
+end
+answer(n .. ':' .. digits(born))
+return { 'ok', life, n, digits(born) }

@@ -16,25 +16,24 @@
 -- ARGV[6] exit_code or ''
 -- ARGV[7] outcome packed
 -- ARGV[8] delay_ms before the next attempt, or '' when this reason is not retried
--- INCLUDE _drains _clock _instance _event _job _guard _device _ended
+-- INCLUDE _drains _clock _event _job _guard _device _ended
 -- RETURNS {failed | cancelled | stale | missing | settled word, instance}; `failed` is the run's end, the job
 -- RETURNS may be scheduled for another attempt
-local word = guard()
+local word, devices, cancelled_by, attempts, retries = guard('gpus', 'cancel_requested', 'attempts', 'retries')
 if word then
   return { word, life }
 end
-local job = read_job(number, 'gpus', 'cancel_requested', 'attempts', 'retries')
-word = job[2] and 'cancelled' or 'failed'
-ended(number, fence, job[1], word)
+word = cancelled_by and 'cancelled' or 'failed'
+ended(number, fence, devices, word)
 redis.call('SET', result, outcome)
 if exit_code == '' then
   redis.call('HDEL', job_key(number), 'exit_code')
 else
   redis.call('HSET', job_key(number), 'exit_code', exit_code)
 end
-if job[2] then
-  over(number, 'cancelled', 'cancelled_by_user', 'cancelled by ' .. job[2])
-elseif whole(delay_ms) and count(job[3]) <= count(job[4]) then
+if cancelled_by then
+  over(number, 'cancelled', 'cancelled_by_user', 'cancelled by ' .. cancelled_by)
+elseif whole(delay_ms) and count(attempts) <= count(retries) then
   local due = digits(now_ms + tonumber(delay_ms))
   redis.call('HSET', job_key(number), 'state', 'scheduled', 'reason', reason, 'detail', detail, 'due_at', due)
   redis.call('ZADD', scheduled, due, number)

@@ -7,15 +7,14 @@
 -- ARGV[1] prefix
 -- ARGV[2] number
 -- ARGV[3] fence
--- INCLUDE _drains _clock _settings _instance _job _guard _device
+-- INCLUDE _drains _clock _settings _job _guard _device
 -- RETURNS {ok, instance, who asked to cancel or ''}, {taken, instance} when the device is another's by now,
 -- RETURNS {stale | missing | settled word, instance}
-local word = guard()
+local word, devices, cancelled_by = guard('gpus', 'cancel_requested')
 if word then
   return { word, life }
 end
-local job = read_job(number, 'gpus', 'cancel_requested')
-for name in string.gmatch(job[1] or '', '[^,]+') do
+for name in string.gmatch(devices or '', '[^,]+') do
   local value = lease_value(name)
   if redis.call('HGET', granted, name) ~= grant_text(fence, number) or (value and value ~= fence) then
     return { 'taken', life }
@@ -23,8 +22,8 @@ for name in string.gmatch(job[1] or '', '[^,]+') do
 end
 -- A lapsed key is set again: this fence is the device's last grant.
 local lease_ms = digits(ttl_ms + margin_ms)
-for name in string.gmatch(job[1] or '', '[^,]+') do
+for name in string.gmatch(devices or '', '[^,]+') do
   redis.call('SET', lease_key(name), fence, 'PX', lease_ms)
 end
 redis.call('ZADD', running, digits(now_ms + ttl_ms + margin_ms), number)
-return { 'ok', life, job[2] or '' }
+return { 'ok', life, cancelled_by or '' }

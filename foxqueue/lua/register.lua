@@ -4,12 +4,13 @@
 -- KEYS[3] running ZSET
 -- KEYS[4] clock STRING
 -- KEYS[5] instance STRING
+-- KEYS[6] settings HASH
 -- ARGV[1] worker
 -- ARGV[2] device uuid
 -- ARGV[3] sequence counts this worker's registers from 1
 -- ARGV[4] seen packed
 -- ARGV[5] candidate name of this namespace's life, if it has none
--- INCLUDE _drains _clock _instance
+-- INCLUDE _drains _clock _begin
 -- RETURNS {ok, instance}, or {stale, instance} for a late copy, which changes nothing
 local SILENT_MS = 15000
 local standing = redis.call('HGET', gpus, device)

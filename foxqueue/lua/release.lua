@@ -14,23 +14,23 @@
 -- ARGV[2] number
 -- ARGV[3] fence
 -- ARGV[4] detail why the worker gives it back
--- INCLUDE _drains _clock _settings _instance _event _job _guard _device _idle _ready _ended
+-- INCLUDE _drains _clock _settings _event _job _guard _device _idle _ready _ended
 -- RETURNS {released | cancelled | stale | missing | settled word, instance}
-local word = guard()
+local word, devices, cancelled_by, attempts, shape, rank =
+  guard('gpus', 'cancel_requested', 'attempts', 'shape', 'rank')
 if word then
   return { word, life }
 end
-local job = read_job(number, 'gpus', 'cancel_requested', 'attempts', 'shape', 'rank')
-word = job[2] and 'cancelled' or 'released'
-ended(number, fence, job[1], word)
-if job[2] then
-  over(number, 'cancelled', 'cancelled_by_user', 'cancelled by ' .. job[2])
-elseif not job[4] or not whole(job[5]) then
+word = cancelled_by and 'cancelled' or 'released'
+ended(number, fence, devices, word)
+if cancelled_by then
+  over(number, 'cancelled', 'cancelled_by_user', 'cancelled by ' .. cancelled_by)
+elseif not shape or not whole(rank) then
   over(number, 'failed', 'bad_payload', 'its record in Redis cannot be read')
 else
   redis.call('HSET', job_key(number), 'state', 'pending', 'reason', 'shutdown', 'detail', detail,
-    'attempts', digits(math.max(count(job[3]) - 1, 0)))
-  ready(number, job[4], job[5])
+    'attempts', digits(math.max(count(attempts) - 1, 0)))
+  ready(number, shape, rank)
 end
 event('release', number, 'fence', fence)
 return { word, life }

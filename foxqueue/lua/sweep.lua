@@ -1,4 +1,4 @@
--- sweep: looks after what time brings: due jobs, overdue leases, dead workers' leftovers
+-- sweep: looks after what time brings: due jobs, overdue leases, dead workers' leftovers, ended jobs to be purged
 -- KEYS[1] looked STRING
 -- KEYS[2] grace_until STRING
 -- KEYS[3] swept STRING
@@ -18,14 +18,15 @@
 -- KEYS[17] events STREAM
 -- ARGV[1] prefix
 -- ARGV[2] limit of jobs for each kind of work
--- INCLUDE _drains _clock _settings _instance _event _job _device _idle _ready _ended _lost _promote _reap
--- RETURNS {ok, instance, promoted, reaped}, or {no, instance} when another swept within the last second
+-- INCLUDE _drains _clock _settings _limits _event _job _device _idle _ready _ended _lost _promote _reap
+-- INCLUDE _purge
+-- RETURNS {ok, instance, promoted, reaped, purged}, or {no, instance} when another swept within the last second
 local may_reap = look()
 local last = tonumber(redis.call('GET', swept) or '0') or 0
-if now_ms - last < math.min(1000, ttl_ms / 4) and now_ms >= last then
+local pause_ms = math.floor(math.min(1000, ttl_ms / 4))
+if now_ms - last < pause_ms and now_ms >= last then
   return { 'no', life }
 end
-redis.call('SET', swept, digits(now_ms))
 local promoted = promote(limit)
 clamp(limit)
 local reaped = may_reap and reap(limit) or 0
@@ -35,4 +36,7 @@ for _, name in ipairs(redis.call('ZRANGEBYSCORE', workers, '-inf', digits(now_ms
   redis.call('ZREM', workers, name)
   redis.call('HDEL', claims, name)
 end
-return { 'ok', life, digits(promoted), digits(reaped) }
+local purged = purge(tonumber(limit))
+-- With more to be purged than one sweep may, the next one need not wait.
+redis.call('SET', swept, digits(purged < tonumber(limit) and now_ms or now_ms - pause_ms))
+return { 'ok', life, digits(promoted), digits(reaped), digits(purged) }

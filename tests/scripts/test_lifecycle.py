@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from queue_driver import Queue
 
-from foxqueue.broker import NewJob
+from foxqueue.broker import Environment, NewJob
 from foxqueue.codec import pack
 
 
@@ -243,7 +243,7 @@ def test_environments_are_stored_once_per_content(queue: Queue) -> None:
 
 def test_the_same_environment_in_another_order_is_stored_once(queue: Queue) -> None:
     for env in ({"A": "1", "B": "2"}, {"B": "2", "A": "1"}):
-        queue.broker.enqueue(NewJob("job", "g1", 5, 0, 1000, pack({}), env))
+        queue.broker.enqueue(NewJob("job", "g1", 5, 0, 1000, pack({})), Environment.of(env))
     assert queue.job(1)["env"] == queue.job(2)["env"]
 
 

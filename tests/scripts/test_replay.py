@@ -28,14 +28,9 @@ def enqueue_call(queue: Queue, token: str, candidate: str = "aa") -> Call:
         env_blob=queue.broker.keys.env("d"),
         token=token,
         candidate=candidate,
-        name="job",
-        shape="g1",
-        priority=5,
-        retries=0,
-        retry_delay_ms=1000,
         env_digest="d",
         env=pack({}),
-        spec=pack({"v": 1}),
+        jobs=["job", "g1", 5, 0, 1000, pack({"v": 1})],
     )
 
 
@@ -46,17 +41,26 @@ def test_enqueue_twice_is_one_job(queue: Queue) -> None:
     assert queue.broker.redis.zcard(queue.broker.keys.pending("g1")) == 2
 
 
-@pytest.mark.parametrize("minutes_ago", [0, 1, 2])
-def test_a_request_is_known_for_two_minutes_at_least(queue: Queue, minutes_ago: int) -> None:
+@pytest.mark.parametrize("periods_ago", [0, 1])
+def test_a_request_is_known_for_two_minutes_at_least(queue: Queue, periods_ago: int) -> None:
     call = enqueue_call(queue, "aabb")
     first = queue.broker.send(call)[0]
     redis, keys = queue.broker.redis, queue.broker.keys
-    minute = queue.broker.server_time_ms() // 60000
-    newest = next(m for m in (minute, minute - 1) if redis.exists(keys.requests(m)))
-    assert 120_000 < redis.pttl(keys.requests(newest)) <= 180_000
-    if minutes_ago:
-        redis.rename(keys.requests(newest), keys.requests(minute - minutes_ago))
+    period = queue.broker.server_time_ms() // 120_000
+    newest = next(p for p in (period, period - 1) if redis.exists(keys.requests(p)))
+    assert 240_000 < redis.pttl(keys.requests(newest)) <= 360_000
+    if periods_ago:
+        redis.rename(keys.requests(newest), keys.requests(period - periods_ago))
     assert queue.broker.send(call)[0] == first
+
+
+def test_answers_of_one_period_go_together(queue: Queue) -> None:
+    queue.enqueue()
+    (key,) = queue.broker.redis.keys("*requests:*")
+    queue.broker.redis.pexpire(key, 250_000)
+    queue.enqueue()
+    assert queue.broker.redis.pttl(key) <= 250_000, "its time to live was set once"
+    assert queue.broker.redis.hlen(key) == 3
 
 
 def test_a_request_is_known_before_any_other_test(queue: Queue) -> None:
@@ -297,5 +301,5 @@ def test_a_reaped_run_and_its_own_lose_count_once(queue: Queue) -> None:
 
 
 def test_configure_twice(queue: Queue) -> None:
-    call = queue.broker.scripts.call("configure", wanted_ttl_ms=2000, candidate="aa")
+    call = queue.broker.configure_call(2000)
     assert twice(queue, call).word == "ok"

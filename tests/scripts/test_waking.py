@@ -297,8 +297,8 @@ def test_no_wake_up_is_lost(queue: Queue) -> None:
 
 
 RULES = [
-    ("claim", "pass_on()\nreturn granted_reply", "return granted_reply"),
-    ("_ready", "    wake_one(shape_name)", "    local _ = shape_name"),
+    ("claim", "answered_with(n)\nreturn granted_reply", "return granted_reply"),
+    ("_ready", "    wake(shape_name, #rows / 2)", "    local _ = shape_name"),
     ("_ready", "    wake_all()", "    local _ = shape_name"),
 ]
 

@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 from stack import Stack
 
-from foxqueue.broker import NewJob
+from foxqueue.broker import Environment, NewJob
 from foxqueue.codec import pack
 
 GOOD: dict[str, Any] = {"v": 1, "argv": ["true"], "cwd": "/", "umask": 0o022, "env": {}, "time_limit_s": None}
 
 
 def enqueue(stack: Stack, spec: bytes) -> int:
-    return stack.api.broker.enqueue(NewJob("odd", "g1", 5, 2, 100, spec, dict(stack.environ)))[0]
+    return stack.api.broker.enqueue(NewJob("odd", "g1", 5, 2, 100, spec), Environment.of(stack.environ))[0]
 
 
 def test_specs_that_cannot_be_read_are_dead_letters_of_the_same_worker(stack: Stack) -> None:

@@ -11,7 +11,17 @@ from foxqueue.errors import InvalidInput
 from foxqueue.keys import Keys
 
 FIXED = [name for name, kind in vars(Keys).items() if isinstance(kind, property) and name != "prefix"]
-PARTS = {"job": 7, "spec": 7, "result": 7, "log": 7, "env": "ab", "pending": "g1", "lease": "GPU-1", "idle_for": "g1"}
+PARTS = {
+    "job": 7,
+    "spec": 7,
+    "result": 7,
+    "value": 7,
+    "log": 7,
+    "env": "ab",
+    "pending": "g1",
+    "lease": "GPU-1",
+    "idle_for": "g1",
+}
 PARTS |= {"idle_shapes": "w1", "wake": "w1", "requests": 29}
 
 

@@ -17,7 +17,7 @@ from foxqueue.scripts import Scripts, load, names, source
 
 FILES = sorted(path.stem for path in lua_folder().glob("*.lua"))
 FRAGMENTS = [name for name in FILES if name.startswith("_")]
-TITLED = [*names(), "_reap", "_promote"]  # these two fragments hold a transition each
+TITLED = [*names(), "_reap", "_promote", "_purge"]  # these fragments hold a transition each
 
 LUA_WORDS = re.compile(
     "and|break|do|else|elseif|end|false|for|function|if|in|local|nil|not|or|repeat|return|then|true|until|while"

@@ -1,0 +1,10 @@
+-- NEEDS instance settings
+-- The namespace's life begins with its first job, worker or setting; the schema of the data is written down with it.
+local SCHEMA = '1'
+local function begin_life(candidate)
+  if life == '' then
+    redis.call('SET', instance, candidate)
+    redis.call('HSETNX', settings, 'schema', SCHEMA)
+    life = candidate
+  end
+end
