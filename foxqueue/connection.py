@@ -13,18 +13,20 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from foxqueue.errors import ServerError, ServerRefused, ServerUnavailable
+from foxqueue.links import Links, Packer
 from foxqueue.scripts import Call, load, names
 from foxqueue.urls import hide_password
 
 LOADING_S = 60.0
 # First words of error replies that mean "not now": nothing was done. The first group passes by itself.
-_PASSING = ("LOADING", "BUSY", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "UNKILLABLE")
+_PASSING = ("LOADING", "BUSY", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "ASK", "UNKILLABLE")
 _REFUSING = ("OOM", "MISCONF", "READONLY", "NOREPLICAS", "NOAUTH", "WRONGPASS", "NOPERM")
 _CLASSES: dict[type[Exception], str] = {
     redis.exceptions.BusyLoadingError: "LOADING",
     redis.exceptions.MasterDownError: "MASTERDOWN",
     redis.exceptions.ClusterDownError: "CLUSTERDOWN",
     redis.exceptions.TryAgainError: "TRYAGAIN",
+    redis.exceptions.AskError: "ASK",
     redis.exceptions.OutOfMemoryError: "OOM",
     redis.exceptions.ReadOnlyError: "READONLY",
     redis.exceptions.AuthenticationError: "NOAUTH",
@@ -50,9 +52,12 @@ class Connection:
         self._password = password
         self._timeout_s = timeout_s
         self.client = self._client(timeout_s)
+        self._links = Links(self.client)
 
     def _client(self, timeout_s: float) -> redis.Redis:
-        options: dict[str, Any] = {"password": self._password} if self._password is not None else {}
+        options: dict[str, Any] = {"command_packer": Packer()}
+        if self._password is not None:
+            options["password"] = self._password
         if not self.url.startswith("unix"):
             options |= {"socket_keepalive": True, "socket_connect_timeout": min(timeout_s, 5.0)}
         return redis.Redis.from_url(self.url, socket_timeout=timeout_s, retry=Retry(NoBackoff(), 0), **options)
@@ -135,6 +140,9 @@ class Connection:
         if word is None and isinstance(error, redis.exceptions.ResponseError):
             word = _PIPELINE.sub("", str(error)).split(" ", 1)[0]
         where = hide_password(self.url)
+        elsewhere = _of_cluster(error, where)
+        if elsewhere is not None:
+            return elsewhere
         if word in ("NOAUTH", "WRONGPASS"):
             return ServerRefused(
                 f"the server at {where} refuses the password: set it in the URL (FOXQUEUE_URL, --url), in "
@@ -196,24 +204,31 @@ class Connection:
 
     def _roundtrip(self, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
         """Raw commands on one connection: redis-py's pipelines add a SCRIPT EXISTS, and a copy of each reply."""
-        pool = self.client.connection_pool
         with self.errors("scripts"):
-            link: Any = pool.get_connection()
-            try:
-                link.send_packed_command(link.pack_commands(commands))
-                return [_read(link) for _ in commands]
-            except BaseException:
-                link.disconnect()  # what is still under way must not answer somebody else's question
-                raise
-            finally:
-                pool.release(link)
+            return self._links.roundtrip(commands)
 
 
-def _read(link: Any) -> Any:
-    try:
-        return link.read_response()
-    except redis.exceptions.ResponseError as error:
-        return error
+def _of_cluster(error: Exception, where: str) -> ServerRefused | None:
+    """What a node of a cluster says that has not our slot. All keys of a namespace lie in one, so one node will do."""
+    if isinstance(error, redis.exceptions.MovedError):
+        owner = f"{error.host or 'the same host'}:{error.port}"
+        cure = f"give the URL of the node that owns slot {error.slot_id}, {owner}"
+        return ServerRefused(
+            f"the server at {where} is a node of a cluster and has not the slot of this namespace: {cure}", cure=cure
+        )
+    if isinstance(error, redis.exceptions.ClusterDownError) and "not served" in str(error):
+        cure = "give all slots to its nodes (redis-cli --cluster fix), or use a server without a cluster"
+        return ServerRefused(
+            f"the server at {where} is a node of a cluster in which nobody serves the slot of this namespace: {cure}",
+            cure=cure,
+        )
+    if isinstance(error, redis.exceptions.ClusterCrossSlotError):
+        cure = "use a Redis or Valkey server that keeps to hash tags, or one without a cluster"
+        return ServerRefused(
+            f"the server at {where} is part of a cluster that spreads the keys of one namespace over slots: {cure}",
+            cure=cure,
+        )
+    return None
 
 
 def _first_line(error: Exception) -> str:

@@ -1,13 +1,50 @@
-"""Connections kept at hand for scripts. redis-py's pool alone costs as much as a small script's whole round trip."""
+"""Connections kept at hand for scripts, and how commands are packed for the wire.
+
+redis-py's pool alone costs as much as a small script's whole round trip.
+"""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 import hiredis
 import redis
+
+_PLAIN: Final = frozenset({bytes, str})
+
+
+def packed(command: tuple[Any, ...]) -> bytes:
+    """One command as it goes over the wire.
+
+    hiredis is given text and bytes alone: a signal whose handler raises, like Ctrl-C, ends the process when it comes
+    while hiredis packs a number (pack.c, 3.x: the result of PyObject_Repr is used unseen).
+
+    Raises:
+        redis.exceptions.DataError: a word that is no text, bytes or number.
+    """
+    if not _PLAIN.issuperset(map(type, command)):
+        command = tuple(word if type(word) in _PLAIN else _plain(word) for word in command)
+    data: bytes = hiredis.pack_command(command)
+    return data
+
+
+def _plain(word: Any) -> str | bytes:
+    if isinstance(word, bytes | bytearray | memoryview):
+        return bytes(word)
+    if isinstance(word, bool) or not isinstance(word, int | float | str):
+        raise redis.exceptions.DataError(f"{word!r:.100} is neither text nor bytes nor a number")
+    return str(word)
+
+
+class Packer:
+    """The same for redis-py's own commands, which may be of two words, like ``CONFIG GET``."""
+
+    def pack(self, *command: Any) -> list[bytes]:
+        """What redis-py sends for a command."""
+        verb = command[0] if isinstance(command[0], bytes) else str(command[0]).encode()
+        return [packed((*verb.split(), *command[1:]))]
 
 
 class Links:
@@ -30,7 +67,7 @@ class Links:
         """
         link = self._take()
         try:
-            link.send_packed_command([b"".join(map(hiredis.pack_command, commands))], check_health=False)
+            link.send_packed_command([b"".join(map(packed, commands))], check_health=False)
             replies = [_read(link) for _ in commands]
         except BaseException:
             self._drop(link)  # what is still under way must not answer somebody else's question
