@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from foxqueue import codec
+from foxqueue.errors import InvalidInput, NoDevice
+
+LEAST_PREFIX = 8  # characters of a UUID that are enough to name a device
 
 
 @dataclass(frozen=True)
@@ -37,11 +41,15 @@ class SeenDevice:
     live: bool
 
     @property
+    def short(self) -> str:
+        """Its name on its machine: ``sim:0``."""
+        prefix = {"nvml": "gpu", "simulated": "sim", "cpu": "cpu"}.get(self.kind, self.kind)
+        return f"{prefix}:{self.index}" if self.index is not None else self.uuid
+
+    @property
     def label(self) -> str:
         """How people name it: ``sim:0 on host``."""
-        prefix = {"nvml": "gpu", "simulated": "sim", "cpu": "cpu"}.get(self.kind, self.kind)
-        place = f" on {self.host}" if self.host else ""
-        return f"{prefix}:{self.index}{place}" if self.index is not None else self.uuid
+        return f"{self.short} on {self.host}" if self.host and self.index is not None else self.short
 
     @property
     def is_gpu(self) -> bool:
@@ -66,15 +74,18 @@ def seen_device(
     left = worker_state == "lost"  # its own last word: it was told to stop, and has
     live = observed is not None and observed >= since and not left
     holder = granted.get(uuid, "").partition(" ")[2]
-    job = int(holder[4:]) if holder.startswith("job:") and holder[4:].isdigit() else None
+    role, _, text = holder.partition(":")
+    job = int(text) if role in ("job", "released") and text.isdigit() else None
     state, detail = str(look.get("state") or "free"), str(look.get("detail") or "")
     if not live:
         state, detail = "unavailable", "its worker was stopped" if left else "its worker is gone"
-    elif job is not None:
+    if role == "released" and job is not None:
+        detail = f"being released, {detail}" if not live else "being released"
+    if live and job is not None:
         state = "leased"
-    elif holder == "dirty":
+    elif live and holder == "dirty":
         state = "dirty"
-    elif state == "leased":
+    elif live and state == "leased":
         state = "free"  # the grant ended after the worker's last look
     return SeenDevice(
         uuid=uuid,
@@ -95,6 +106,31 @@ def seen_device(
         observed_ms=observed,
         live=live,
     )
+
+
+def named(devices: Sequence[SeenDevice], ref: str) -> SeenDevice:
+    """The registered device that people name.
+
+    Args:
+        devices: all that are registered.
+        ref: a UUID or at least 8 characters of its beginning, or a label like ``gpu:0``, with ``@host`` or ``on host``
+            behind it where several machines have one.
+
+    Raises:
+        NoDevice: none is meant.
+        InvalidInput: more than one may be meant. The texts list them.
+    """
+    wanted = " ".join(ref.split()).lower().replace(" on ", "@")
+    found = [device for device in devices if device.uuid.lower() == wanted]
+    found = found or [device for device in devices if wanted in (device.short, f"{device.short}@{device.host.lower()}")]
+    if not found and len(wanted) >= LEAST_PREFIX:
+        found = [device for device in devices if device.uuid.lower().startswith(wanted)]
+    if len(found) == 1:
+        return found[0]
+    there = "; ".join(f"{device.label} ({device.uuid})" for device in found or devices)
+    if found:
+        raise InvalidInput(f"{ref!r} may mean more than one device, give more of its name: {there}")
+    raise NoDevice(f"no device {ref!r} is registered; there are: {there or 'none'}")
 
 
 def device_dict(device: SeenDevice, observed_at: str | None) -> dict[str, Any]:

@@ -207,7 +207,7 @@ class Probe:
         self.device = device
         self.timeout_s = timeout_s
         self._reader = nvml.GpuReader(device.uuid)
-        self._caller = nvml.BoundedCaller() if device.kind == "nvml" else None
+        self._caller = nvml.NvmlCaller() if device.kind == "nvml" else None
         self._nvml_index: int | None = None
 
     def look(self, ours: Collection[int]) -> Observation:

@@ -6,21 +6,16 @@ Answers are normalised here: text instead of bytes, MiB instead of bytes, None f
 from __future__ import annotations
 
 import importlib.util
-import queue
-import threading
+import os
 import time
-from collections.abc import Callable
-from concurrent.futures import Future
-from concurrent.futures import TimeoutError as FutureTimeout
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
+from foxqueue.bounded import BoundedCaller
 from foxqueue.errors import FoxqueueError
-
-T = TypeVar("T")
 
 INVENTORY_TIMEOUT_S = 20.0  # without persistence mode the first init wakes every GPU, a second or two each
 GPU_TIMEOUT_S = 5.0
@@ -91,58 +86,24 @@ class Sample:
     processes: tuple[GpuProcess, ...]
 
 
-class BoundedCaller:
-    """Makes calls in a daemon thread of its own, so that one that hangs costs its caller a bounded time.
+@dataclass(frozen=True)
+class Versions:
+    """What NVIDIA's parts say of themselves; ``cuda`` is the newest CUDA that the driver runs, like ``12.9``."""
 
-    For one calling thread. At most one call is ever under way: while one hangs, no other is begun.
-    """
+    library: str
+    driver: str
+    cuda: str
+
+
+class NvmlCaller(BoundedCaller):
+    """Makes calls to NVML; one that does not come back in time raises NvmlFault."""
 
     def __init__(self) -> None:
-        self._calls: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = queue.SimpleQueue()
-        self._pending: Future[Any] | None = None
-        self._since = 0.0
-        threading.Thread(target=_serve, args=(self._calls,), name="nvml", daemon=True).start()
-
-    @property
-    def hangs(self) -> bool:
-        """Whether a call has not come back yet."""
-        return self._pending is not None and not self._pending.done()
-
-    def call(self, function: Callable[[], T], timeout_s: float) -> T:
-        """Call ``function`` and return its value, or raise what it raised.
-
-        Raises:
-            NvmlFault: it, or the call before it, did not come back within ``timeout_s`` seconds in all.
-        """
-        deadline = time.monotonic() + timeout_s
-        if self._pending is not None:
-            self._wait(self._pending, deadline)  # its late answer is as old as its question: thrown away
-        future: Future[T] = Future()
-        self._pending, self._since = future, time.monotonic()
-        self._calls.put((future, function))
-        self._wait(future, deadline)
-        return future.result()
-
-    def close(self) -> None:
-        """End the thread, once its call has come back."""
-        self._calls.put(None)
-
-    def _wait(self, future: Future[Any], deadline: float) -> None:
-        try:
-            future.exception(max(0.0, deadline - time.monotonic()))
-        except FutureTimeout:
-            silent = time.monotonic() - self._since
-            raise NvmlFault(f"the NVIDIA driver has not answered for {silent:.1f} s: see dmesg for Xid lines") from None
-        self._pending = None
+        super().__init__("nvml", _silent)
 
 
-def _serve(calls: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None]) -> None:
-    while (item := calls.get()) is not None:
-        future, function = item
-        try:
-            future.set_result(function())
-        except BaseException as error:  # noqa: BLE001 - whatever it is, it belongs to the thread that asked
-            future.set_exception(error)
+def _silent(seconds: float) -> NvmlFault:
+    return NvmlFault(f"the NVIDIA driver has not answered for {seconds:.1f} s: see dmesg for Xid lines")
 
 
 def load_binding() -> Any:
@@ -185,6 +146,29 @@ def _owns(distribution: str, origin: Path) -> bool:
     return any(file.name == real.name and Path(str(file.locate())).resolve() == real for file in files)
 
 
+def binding_version() -> str:
+    """Version of nvidia-ml-py; ``unknown`` when it was installed without its metadata."""
+    from importlib import metadata
+
+    try:
+        return metadata.version("nvidia-ml-py")
+    except metadata.PackageNotFoundError:
+        return "unknown"
+
+
+def versions(timeout_s: float = INVENTORY_TIMEOUT_S) -> Versions:
+    """Versions of NVIDIA's library and driver. Takes at most ``timeout_s`` seconds.
+
+    Raises:
+        NvmlFault: NVML cannot be used.
+    """
+    caller = NvmlCaller()
+    try:
+        return caller.call(_versions, timeout_s)
+    finally:
+        caller.close()
+
+
 def inventory(timeout_s: float = INVENTORY_TIMEOUT_S) -> Inventory:
     """List the GPUs of this machine, whatever CUDA_VISIBLE_DEVICES says. Takes at most ``timeout_s`` seconds.
 
@@ -192,7 +176,7 @@ def inventory(timeout_s: float = INVENTORY_TIMEOUT_S) -> Inventory:
         NvmlFault: NVML cannot be used at all.
     """
     deadline = time.monotonic() + timeout_s
-    caller = BoundedCaller()
+    caller = NvmlCaller()
     gpus: list[GpuFacts] = []
     unreadable: dict[int, str] = {}
     hung = False
@@ -207,7 +191,7 @@ def inventory(timeout_s: float = INVENTORY_TIMEOUT_S) -> Inventory:
             if caller.hangs:  # leave that thread to its GPU and ask about the others from a new one
                 hung = True
                 caller.close()
-                caller = BoundedCaller()
+                caller = NvmlCaller()
         if not hung:  # nothing may be shut down under a call that is still inside the library
             with suppress(NvmlFault):
                 caller.call(partial(_shut_down, pynvml), GPU_TIMEOUT_S)
@@ -219,7 +203,7 @@ def inventory(timeout_s: float = INVENTORY_TIMEOUT_S) -> Inventory:
 class GpuReader:
     """Reads one GPU, found by its UUID. NVML is opened at the first read and, after a fault, anew at the next.
 
-    Its calls may hang: make them through a BoundedCaller.
+    Its calls may hang: make them through an NvmlCaller.
     """
 
     def __init__(self, uuid: str) -> None:
@@ -261,6 +245,17 @@ def _open_and_count() -> tuple[Any, int]:
     except NvmlFault:
         _shut_down(pynvml)
         raise
+
+
+def _versions() -> Versions:
+    pynvml = _open()
+    try:
+        names = ("nvmlSystemGetNVMLVersion", "nvmlSystemGetDriverVersion", "nvmlSystemGetCudaDriverVersion")
+        library, driver, cuda = (_ask_if_told(pynvml, name) for name in names)
+    finally:
+        _shut_down(pynvml)
+    newest = f"{cuda // 1000}.{cuda % 1000 // 10}" if cuda else "unknown"
+    return Versions(_text(library or "unknown"), _text(driver or "unknown"), newest)
 
 
 def _open_gpu(uuid: str) -> tuple[Any, Any]:
@@ -329,15 +324,22 @@ def _sample(pynvml: Any, handle: Any) -> Sample:
 
 
 def _memory(pynvml: Any, handle: Any) -> tuple[int | None, int | None, int | None]:
-    """Total, free and used MiB; three None where the driver does not tell (unified memory, some vGPUs)."""
+    """Total, free and used MiB; three None where the driver does not tell (unified memory, some vGPUs).
+
+    A total that is the machine's own memory is not told either: what the whole machine uses is no GPU memory.
+    """
     reserved = 0
     info = _ask_if_told(pynvml, "nvmlDeviceGetMemoryInfo", handle, pynvml.nvmlMemory_v2)
     if info is None:
         reserved = V1_RESERVED_MIB
         info = _ask_if_told(pynvml, "nvmlDeviceGetMemoryInfo", handle)
-    if info is None or not info.total:
+    if info is None or not info.total or abs(info.total - _system_bytes()) < _MIB:
         return None, None, None
     return info.total // _MIB, info.free // _MIB, max(0, -(-info.used // _MIB) - reserved)
+
+
+def _system_bytes() -> int:
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def _has_mig(pynvml: Any, handle: Any) -> bool:

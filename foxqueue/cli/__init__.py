@@ -6,23 +6,57 @@ import contextlib
 import os
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 from traceback import walk_tb
 
 import click
 
-from foxqueue.cli import cluster, jobs, output, serve, submit
+from foxqueue.cli import output
 from foxqueue.cli.options import common
 from foxqueue.errors import FoxqueueError
 
 INTERRUPTED = 130
 
 
+# As people meet them, each in module:name. A command's module is loaded when it is asked for: it takes longer to load
+# all of them than a command line has.
+_COMMANDS = {
+    "submit": "submit:submit",
+    "ls": "jobs:list_jobs",
+    "show": "jobs:show",
+    "logs": "jobs:logs",
+    "wait": "jobs:wait",
+    "cancel": "jobs:cancel",
+    "requeue": "jobs:requeue",
+    "gpus": "cluster:gpus",
+    "workers": "cluster:workers",
+    "stats": "cluster:stats",
+    "health": "cluster:health",
+    "doctor": "cluster:doctor",
+    "config": "settings:config",
+    "up": "serve:up",
+    "down": "serve:down",
+    "server": "serve:server",
+    "worker": "serve:worker",
+    "service": "service:service",
+    "version": "cluster:version",
+}
+
+
 class _Commands(click.Group):
-    """Shows commands in the order in which people meet them."""
+    """The commands, loaded one by one."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """As added, not by the alphabet."""
-        return list(self.commands)
+        """In the order above, not by the alphabet."""
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Load one; None when there is none of that name."""
+        if cmd_name not in _COMMANDS:
+            return None
+        module, _, name = _COMMANDS[cmd_name].partition(":")
+        command: click.Command = getattr(import_module(f"foxqueue.cli.{module}"), name)
+        return command
 
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
@@ -32,26 +66,6 @@ def cli() -> None:
 
     Start with: foxqueue up, then foxqueue submit -- python train.py
     """
-
-
-for _command in (
-    submit.submit,
-    jobs.list_jobs,
-    jobs.show,
-    jobs.logs,
-    jobs.wait,
-    jobs.cancel,
-    cluster.gpus,
-    cluster.workers,
-    cluster.stats,
-    cluster.doctor,
-    serve.up,
-    serve.down,
-    serve.server,
-    serve.worker,
-    cluster.version,
-):
-    cli.add_command(_command)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

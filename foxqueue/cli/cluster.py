@@ -1,21 +1,35 @@
-"""Commands about what serves the queue: gpus, workers, stats, doctor, version."""
+"""Commands about what serves the queue: gpus, workers, stats, health, doctor, version."""
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 import click
 
 from foxqueue.cli import output
-from foxqueue.cli.options import client, common, config, json_option
+from foxqueue.cli.options import client, common, config, duration, json_option
 from foxqueue.units import format_duration, format_memory
 
+if TYPE_CHECKING:
+    from foxqueue.client import Client
 
-@click.command(short_help="List devices.")
+
+@click.command(short_help="List devices, or take one from its job.")
+@click.option("--release", metavar="DEVICE", help="End the job that has this device: gpu:0, sim:1@HOST or a UUID.")
 @json_option
 @common
-def gpus(as_json: bool) -> int:
-    """List devices, those whose worker is gone too."""
+def gpus(release: str | None, as_json: bool) -> int:
+    """List devices, those whose worker is gone too.
+
+    --release takes a device from the job that runs on it, whoever's it is: the job ends as failed (lease_lost), and
+    the next one may have the device when all processes of the first are gone. Where its worker is dead, that is when
+    the lease has run out, and the job may run again. DEVICE is a label of this list, with @HOST where several machines
+    have one, a UUID, or 8 characters of its beginning.
+    """
     fox = client()
     fox.look()
+    if release is not None:
+        return _release(fox, release, as_json)
     if as_json:
         output.write_json(fox.gpus())
         return 0
@@ -39,6 +53,26 @@ def gpus(as_json: bool) -> int:
     headers = ["DEVICE", "NAME", "FREE/TOTAL", "UTIL", "STATE", "JOB", "UUID", "DETAIL"]
     output.table(headers, rows, right=("FREE/TOTAL", "UTIL", "JOB"))
     return 0
+
+
+def _release(fox: Client, ref: str, as_json: bool) -> int:
+    from foxqueue.devices import named
+    from foxqueue.submission import user
+
+    device = named(fox.inspector.devices(), ref)
+    _, job = fox.broker.force_release(device.uuid, user())
+    if as_json:
+        output.write_json({"device": device.uuid, "released": job is not None, "job": job})
+    elif job is not None and device.live:
+        output.write(f"job {job} is being ended (lease_lost); {device.label} is free when its processes are gone\n")
+    elif job is not None:
+        output.write(
+            f"the worker of {device.label} is gone: job {job} goes back into the queue, and the device is free, when "
+            "its lease has run out\n"
+        )
+    if job is None:
+        output.say(f"no job has {device.label} ({device.uuid}): there is nothing to release")
+    return 0 if job is not None else 1
 
 
 def _memory(free: int | None, total: int | None) -> str:
@@ -80,6 +114,52 @@ def stats(as_json: bool) -> int:
     }
     output.facts({name.removesuffix("_s").replace("_", " "): value for name, value in shown.items()})
     return 0
+
+
+@click.command(short_help="Exit with 0 when jobs are really served, else with 1.")
+@click.option(
+    "--max-age",
+    "max_age_s",
+    type=duration,
+    default="60s",
+    show_default=True,
+    metavar="TIME",
+    help="How long a job may wait beside an idle device that it fits.",
+)
+@json_option
+@common
+def health(max_age_s: float, as_json: bool) -> int:
+    """Exit with 0 when jobs are really served, else with 1, within 6 seconds: for probes of containers and services.
+
+    It is red (1) when
+
+    \b
+    * no server is configured or running, or it does not answer in 5 seconds;
+    * it takes no new jobs: a read-only replica, its memory full, no write to
+      its append-only file, no permission;
+    * no live worker of the namespace takes jobs: none there, or all ending;
+    * a job has waited longer than --max-age while a device that it fits stands
+      idle, now and two seconds later (under 10s that is a false alarm now and
+      then: an idle worker asks every 5 seconds);
+    * a job has waited longer than --max-age and no live device that it fits
+      can be used: all unavailable, dirty or quarantined.
+
+    It stays green (0) while all devices are busy, occupied by others or paused, however long the queue is, and while
+    a job waits for a device that no live worker has.
+    """
+    from foxqueue.health import look
+
+    found = look(config, max_age_s)
+    if as_json:
+        output.write_json(found.to_dict())
+        return 0 if found.healthy else 1
+    rows = [[finding.name, "ok" if finding.ok else "FAILED", finding.detail] for finding in found.findings]
+    output.table(["CHECK", "RESULT", "DETAIL"], rows)
+    if found.devices:
+        output.write("\n")
+        cells = [[device.label, device.state, device.job, device.uuid, device.detail] for device in found.devices]
+        output.table(["DEVICE", "STATE", "JOB", "UUID", "DETAIL"], cells, right=("JOB",))
+    return 0 if found.healthy else 1
 
 
 @click.command(short_help="Check server, devices and settings.")

@@ -1,4 +1,4 @@
-"""Which module `pynvml` is: nvidia-ml-py's own, none, or one that stands in its place."""
+"""G5: which module `pynvml` is: nvidia-ml-py's own, none, or one that stands in its place."""
 
 from __future__ import annotations
 
@@ -46,6 +46,12 @@ def test_the_wrapper_that_only_depends_on_nvidia_ml_py_is_fine(site: Path, machi
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: pynvml\nVersion: 13.0.1\n")
     (info / "RECORD").write_text("pynvml_utils/__init__.py,,\n")
     assert machine.indices() == [0]
+
+
+def test_one_that_lacks_what_nvidia_ml_py_has_is_foreign(site: Path, machine: Machine) -> None:
+    """Installed as nvidia-ml-py, and older than what we ask for."""
+    machine.child.run("import pynvml; del pynvml.nvmlMemory_v2")
+    assert CURE in machine.refused_discovery().text
 
 
 def test_somebodys_own_file_is_detected(site: Path, machine: Machine) -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 from nvml_stub import State
 from stub_machine import Machine
 
 pytestmark = pytest.mark.nvml
 
+SYSTEM_MIB = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2**20
 FOUR = tuple(f"gpu {index} name NVIDIA H200" for index in range(4))
 UUIDS = [f"GPU-00000000-0000-0000-0000-{index:012d}" for index in range(4)]
 UNLIKE = ("gpu 0 name NVIDIA A100", "gpu 0 mem_total_mib 40960", "gpu 1 name NVIDIA T4", "gpu 1 mem_total_mib 15360")
@@ -58,12 +61,16 @@ def test_jobs_are_shown_the_device_by_index_or_uuid(nvml_state: State, machine: 
 def test_visible_devices_limit_what_is_found(
     nvml_state: State, machine: Machine, visible: str, indices: list[int]
 ) -> None:
+    """F4: NVML ignores the variable, we do not; the devices keep their places among all GPUs."""
     nvml_state.write(*FOUR)
     assert machine.indices(CUDA_VISIBLE_DEVICES=visible) == indices
+    found = machine.survey(CUDA_VISIBLE_DEVICES=visible)["devices"]
+    assert [device["uuid"] for device in found] == [UUIDS[index] for index in indices]
 
 
 @pytest.mark.parametrize("visible", ["", "-1", " "])
 def test_empty_visible_devices_mean_no_gpu(nvml_state: State, machine: Machine, visible: str) -> None:
+    """F4: none, not all."""
     nvml_state.write(*FOUR)
     assert [device["kind"] for device in machine.survey(1, CUDA_VISIBLE_DEVICES=visible)["devices"]] == ["cpu"]
     refused = machine.refused_discovery(CUDA_VISIBLE_DEVICES=visible)
@@ -93,6 +100,7 @@ def test_empty_visible_devices_mean_no_gpu(nvml_state: State, machine: Machine, 
 def test_unclear_visible_devices_are_refused_with_the_cure(
     nvml_state: State, machine: Machine, visible: str, says: str
 ) -> None:
+    """F4: a prefix of a UUID too, which CUDA would take."""
     nvml_state.write(*FOUR)
     refused = machine.refused_discovery(CUDA_VISIBLE_DEVICES=visible)
     assert refused.kind == "InvalidInput"
@@ -178,12 +186,20 @@ def test_a_driver_that_hangs_costs_a_bounded_time(nvml_state: State, machine: Ma
 
 
 def test_unknown_memory_is_unknown(nvml_state: State, machine: Machine) -> None:
-    nvml_state.write(*FOUR, "gpu 0 error nvmlDeviceGetMemoryInfo NOT_SUPPORTED", "gpu 1 mem_total_mib 0")
+    """G1: not supported, 0 of 0, and unified memory, whose total is the machine's own."""
+    nvml_state.write(
+        *FOUR,
+        "gpu 0 error nvmlDeviceGetMemoryInfo NOT_SUPPORTED",
+        "gpu 1 mem_total_mib 0",
+        f"gpu 2 mem_total_mib {SYSTEM_MIB}",
+        f"gpu 3 mem_total_mib {SYSTEM_MIB + 2}",
+    )
     sizes = [device["memory_total_mib"] for device in machine.survey()["devices"]]
-    assert sizes == [None, None, 81920, 81920]
+    assert sizes == [None, None, None, SYSTEM_MIB + 2]
 
 
 def test_names_are_text_whatever_the_binding_gives(nvml_state: State, machine: Machine) -> None:
+    """G5: bytes and text, and names that are no UTF-8."""
     nvml_state.write(b"gpu 0 name caf\xe9", "gpu 1 name NVIDIA H200", "gpu 2 error nvmlDeviceGetName NOT_SUPPORTED")
     names = "[device.name for device in gpu.discover(None, 0, 'home', 'host', {})]"
     assert machine.child.ask(names) == ["unnamed NVIDIA GPU", "NVIDIA H200", "unnamed NVIDIA GPU"]

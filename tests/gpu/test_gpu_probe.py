@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 
@@ -111,7 +112,13 @@ def test_a_process_without_figure_is_judged_by_the_memory_in_use(nvml_state: Sta
 
 
 def test_unknown_memory_is_neither_none_nor_all(nvml_state: State, probed: Machine) -> None:
-    for unknown in ("gpu 0 error nvmlDeviceGetMemoryInfo NOT_SUPPORTED", "gpu 0 mem_total_mib 0"):
+    """G1: not supported, 0 of 0, and unified memory: what the whole machine uses is no stranger's."""
+    system_mib = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2**20
+    unified = f"gpu 0 mem_total_mib {system_mib}"
+    for unknown in ("gpu 0 error nvmlDeviceGetMemoryInfo NOT_SUPPORTED", "gpu 0 mem_total_mib 0", unified):
+        if unknown is unified:
+            nvml_state.write(*GPU, unified, f"gpu 0 mem_used_mib {system_mib // 2}")
+            assert probed.look()["state"] == "free"
         nvml_state.write(*GPU, unknown)
         seen = probed.look()
         assert (seen["memory_total_mib"], seen["memory_free_mib"], seen["state"]) == (None, None, "free")

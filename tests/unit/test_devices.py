@@ -1,0 +1,101 @@
+"""Devices as the queue sees them: what a grant makes of a worker's record, and how people name them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from foxqueue.codec import pack
+from foxqueue.devices import SeenDevice, named, seen_device
+from foxqueue.errors import InvalidInput, NoDevice
+
+
+def seen(uuid: str = "GPU-11111111-2222", grant: str = "", heard: int = 100, **look: object) -> SeenDevice:
+    """A device of worker ``w``, who is heard of lately from 50 on."""
+    record = b"w 1 " + pack({"index": 0, "kind": "nvml", "state": "free", "host": "one", **look})
+    found = seen_device(uuid, record, {uuid: grant} if grant else {}, {"w": heard}, 50)
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize(
+    ("grant", "state", "job", "detail"),
+    [
+        ("", "free", None, ""),
+        ("1 -", "free", None, ""),
+        ("1 job:7", "leased", 7, ""),
+        ("1 released:7", "leased", 7, "being released"),
+        ("1 dirty", "dirty", None, ""),
+        ("1 released:", "free", None, ""),
+        ("1 released:x", "free", None, ""),
+        ("released:7", "free", None, ""),
+    ],
+)
+def test_the_grant_sets_the_record_right(grant: str, state: str, job: int | None, detail: str) -> None:
+    for published in ("free", "leased"):
+        device = seen(grant=grant, state=published)
+        assert (device.state, device.job, device.detail) == (state, job, detail)
+
+
+def test_a_device_without_a_live_worker_says_so_and_that_it_is_being_released() -> None:
+    gone = seen(grant="1 job:7", heard=1)
+    assert (gone.state, gone.job, gone.detail) == ("unavailable", 7, "its worker is gone")
+    released = seen(grant="1 released:7", heard=1)
+    assert (released.state, released.job) == ("unavailable", 7)
+    assert released.detail == "being released, its worker is gone"
+
+
+DEVICES = [
+    seen("GPU-11111111-aaaa"),
+    seen("GPU-11111111-bbbb", index=1),
+    seen("GPU-22222222-cccc", host="Two"),
+    seen("SIM-33333333-dddd", kind="simulated", host="Two"),
+    seen("CPU-44444444-eeee", kind="cpu"),
+]
+
+
+@pytest.mark.parametrize(
+    ("ref", "at"),
+    [
+        ("GPU-11111111-bbbb", 1),
+        ("gpu-11111111-BBBB", 1),
+        ("GPU-11111111-b", 1),
+        ("GPU-2222", 2),
+        ("gpu:1", 1),
+        ("GPU:1", 1),
+        ("gpu:0@one", 0),
+        ("gpu:0 on one", 0),
+        (" gpu:0  on  Two ", 2),
+        ("gpu:0@two", 2),
+        ("sim:0", 3),
+        ("cpu:0", 4),
+    ],
+)
+def test_names_that_mean_one_device(ref: str, at: int) -> None:
+    assert named(DEVICES, ref) is DEVICES[at]
+    assert named(DEVICES, DEVICES[at].label) is DEVICES[at]
+
+
+@pytest.mark.parametrize(("ref", "candidates"), [("gpu:0", (0, 2)), ("GPU-1111", (0, 1)), ("GPU-11111111-", (0, 1))])
+def test_names_that_may_mean_several_list_them(ref: str, candidates: tuple[int, ...]) -> None:
+    with pytest.raises(InvalidInput) as refused:
+        named(DEVICES, ref)
+    said = str(refused.value)
+    for at, device in enumerate(DEVICES):
+        assert (f"{device.label} ({device.uuid})" in said) is (at in candidates)
+
+
+@pytest.mark.parametrize("ref", ["", " ", "GPU-111", "gpu:2", "gpu:0@three", "gpu:1@Two", "gpu:0@", "0", "x" * 40])
+def test_names_that_mean_none_list_all(ref: str) -> None:
+    with pytest.raises(NoDevice) as refused:
+        named(DEVICES, ref)
+    assert all(device.uuid in str(refused.value) for device in DEVICES)
+    with pytest.raises(NoDevice, match="there are: none"):
+        named([], ref)
+
+
+def test_a_device_without_an_index_is_named_by_its_uuid() -> None:
+    bare = replace(DEVICES[0], index=None)
+    assert bare.label == bare.short == bare.uuid
+    assert named([bare], bare.uuid) is bare
