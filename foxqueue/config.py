@@ -12,6 +12,7 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 from foxqueue.errors import InvalidInput
@@ -156,7 +157,7 @@ def _home_of_user(environ: Mapping[str, str]) -> Path:
 def server_socket(config: Config) -> Path:
     """Where our own server listens: under the home, or in a short 0700 directory when that path is too long."""
     path = config.machine_dir / "server" / "server.sock"
-    digest = hashlib.sha256(os.fsencode(config.machine_dir)).hexdigest()[:16]
+    digest = _digest(config)
     candidates = [path]
     runtime = os.environ.get("XDG_RUNTIME_DIR", "")
     if runtime.startswith("/") and Path(runtime).is_dir():
@@ -166,13 +167,53 @@ def server_socket(config: Config) -> Path:
     return next((short for short in candidates if len(os.fsencode(short)) <= MAX_SOCKET_PATH), path)
 
 
+def group_directory(config: Config) -> Path:
+    """Where our own server listens for a group: a short place that others may come to, the same after a reboot."""
+    name = f"foxqueue-{os.geteuid()}-{_digest(config)}-group"
+    if os.geteuid() == 0 and os.access("/run", os.W_OK):
+        return Path("/run") / name  # only root can put something else there
+    return next((place for place in (Path("/var/tmp"), Path("/tmp")) if place.is_dir()), Path("/tmp")) / name
+
+
+def password_file(config: Config) -> Path:
+    """Holds the password of our own server, once it has one; for this user alone."""
+    return config.machine_dir / "server" / "password"
+
+
+def url_file(config: Config) -> Path:
+    """Holds what other machines set as FOXQUEUE_URL, password included; for this user alone."""
+    return config.machine_dir / "server" / "url"
+
+
 def listening_socket(config: Config) -> Path:
     """Where our own server was started to listen: its record says, for the place may depend on the environment."""
     try:
-        record = json.loads((config.machine_dir / "server" / "server.json").read_text(encoding="utf-8"))
-        return Path(record["socket"])
-    except (OSError, ValueError, KeyError, TypeError):
+        return Path(server_record(config)["socket"])
+    except (KeyError, TypeError):
         return server_socket(config)
+
+
+def own_password(config: Config) -> str | None:
+    """The password of our own server; None when it was started without one, or it cannot be read."""
+    if not server_record(config).get("bind"):
+        return None
+    try:
+        return password_file(config).read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError):
+        return None
+
+
+def server_record(config: Config) -> dict[str, Any]:
+    """What is known about our own server since it was started the last time; empty without one."""
+    try:
+        record = json.loads((config.machine_dir / "server" / "server.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return record if isinstance(record, dict) else {}
+
+
+def _digest(config: Config) -> str:
+    return hashlib.sha256(os.fsencode(config.machine_dir)).hexdigest()[:16]
 
 
 def url_of_socket(path: Path) -> str:

@@ -13,8 +13,12 @@ _ANSWER_S = 2.0
 _PEER = struct.Struct("3i")
 
 
-def look(path: Path) -> str:
+def look(path: Path, password: str | None = None) -> str:
     """One question to the server behind a unix socket.
+
+    Args:
+        path: of the socket.
+        password: of the server, if it has one.
 
     Returns:
         ``ready``, ``loading`` (its data), ``silent`` (it holds the socket and says nothing) or ``absent``.
@@ -26,8 +30,8 @@ def look(path: Path) -> str:
     if link is None:
         return "absent"
     with link:
-        answer = _ask(link, b"PING\r\n")
-    if answer.startswith(b"-LOADING"):
+        answer = _ask(link, with_password(b"PING\r\n", password))
+    if b"-LOADING" in answer:
         return "loading"
     return "ready" if answer else "silent"  # an error is an answer too: the disk is full, clients are many
 
@@ -89,13 +93,25 @@ def listener(path: Path) -> int | None:
         return _peer(link)[0]
 
 
-def _ask(link: socket.socket, command: bytes) -> bytes:
+def with_password(command: bytes, password: str | None) -> bytes:
+    """An inline command behind the password, which has no blanks or quotes in it."""
+    return command if password is None else b"AUTH %s\r\n%s" % (password.encode(), command)
+
+
+def _ask(link: socket.socket, commands: bytes) -> bytes:
+    """The answers to inline commands, a line each; empty when not all come."""
+    answers = b""
     try:
         link.settimeout(_ANSWER_S)
-        link.sendall(command)
-        return link.recv(256)
+        link.sendall(commands)
+        while answers.count(b"\n") < commands.count(b"\n"):
+            data = link.recv(256)
+            if not data:
+                break  # it refuses us altogether, with one line
+            answers += data
     except OSError:
         return b""
+    return answers
 
 
 def _peer(link: socket.socket) -> tuple[int, int]:

@@ -69,17 +69,33 @@ def check_private(path: Path) -> None:
         path.chmod(0o700)
 
 
-def write_json(path: Path, data: dict[str, Any]) -> None:
-    """Replace a file by one rename, so that a reader, or the next start after a power cut, sees no half."""
+def write_text(path: Path, text: str, mode: int = 0o600) -> None:
+    """Replace a file by one rename, so that a reader, or the next start after a power cut, sees no half.
+
+    Args:
+        path: of the file.
+        text: its new content.
+        mode: its permissions, whatever the umask; it never has wider ones.
+
+    Raises:
+        OSError: it cannot be written.
+    """
     beside = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
     try:
-        with beside.open("w", encoding="utf-8") as file:
-            json.dump(data, file)
+        handle = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        with open(handle, "w", encoding="utf-8") as file:  # noqa: PTH123 - a descriptor, not a path
+            os.fchmod(handle, mode)
+            file.write(text)
             file.flush()
-            os.fsync(file.fileno())
+            os.fsync(handle)
         beside.replace(path)
     finally:
         beside.unlink(missing_ok=True)
+
+
+def write_json(path: Path, data: dict[str, Any]) -> None:
+    """Replace a file for this user alone, by :func:`write_text`."""
+    write_text(path, json.dumps(data))
 
 
 def read_json(path: Path) -> dict[str, Any]:

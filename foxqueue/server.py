@@ -13,14 +13,23 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from foxqueue.access import (
+    Access,
+    addresses,
+    close_directory,
+    hand_out,
+    make_password,
+    open_directory,
+    server_settings,
+)
 from foxqueue.binaries import Binary, choose
-from foxqueue.config import Config, server_socket, url_of_socket
+from foxqueue.config import Config, own_password, server_socket, url_of_socket
 from foxqueue.errors import ServerError, ServerRefused, ServerUnavailable
-from foxqueue.listening import connect, listener, listens, look
+from foxqueue.listening import connect, listener, listens, look, with_password
 from foxqueue.places import (
     NETWORK_FILE_SYSTEMS,
     file_system,
@@ -48,11 +57,15 @@ class RunningServer:
         url: of its socket.
         process: who it is; None when it lives in another pid namespace.
         started_here: whether this call started it.
+        access: what it is opened to besides this user.
+        before: what it was opened to when it was started the last time before.
     """
 
     url: str
     process: ProcessId | None
     started_here: bool
+    access: Access
+    before: Access
     _socket: Path
     _child: subprocess.Popen[bytes] | None = field(default=None, repr=False)
 
@@ -67,14 +80,15 @@ class RunningServer:
 
 @dataclass(frozen=True)
 class _Place:
-    """Where the server of one home keeps what."""
+    """Where the server of one home keeps what, and where it listens unless it is opened to a group."""
 
+    config: Config
     data: Path
     socket: Path
 
     @classmethod
     def of(cls, config: Config) -> _Place:
-        return cls(config.machine_dir / "server", server_socket(config))
+        return cls(config, config.machine_dir / "server", server_socket(config))
 
     @property
     def record(self) -> Path:
@@ -84,10 +98,9 @@ class _Place:
     def log(self) -> Path:
         return self.data / "server.log"
 
-    def prepare(self, config: Config, environ: Mapping[str, str]) -> None:
-        private_dir(config.machine_dir)
+    def prepare(self, environ: Mapping[str, str]) -> None:
+        private_dir(self.config.machine_dir)
         private_dir(self.data)
-        private_dir(self.socket.parent)
         kind = file_system(self.data)
         if kind in NETWORK_FILE_SYSTEMS and environ.get(FORCE_VARIABLE) != "1":
             raise ServerRefused(
@@ -101,6 +114,10 @@ class _Place:
         if isinstance(recorded, str) and not listens(self.socket) and listens(Path(recorded)):
             return Path(recorded)
         return self.socket
+
+    def access(self) -> Access:
+        """What the server is opened to, or was."""
+        return Access.recorded(read_json(self.record))
 
     def process(self) -> ProcessId | None:
         """The recorded server; None without one or when the record is malformed."""
@@ -128,6 +145,7 @@ def find_server(config: Config) -> str | None:
 
 def ensure_server(
     config: Config,
+    access: Access | None = None,
     *,
     environ: Mapping[str, str] | None = None,
     patience_s: float = STARTING_S,
@@ -137,26 +155,28 @@ def ensure_server(
 
     Args:
         config: whose home; its ``url`` is not looked at.
+        access: what to open it to besides this user. None takes one that runs as it is, and starts a private one.
         environ: for FOXQUEUE_REDIS_SERVER, PATH and FOXQUEUE_FORCE_NETWORK_FS; this process's by default.
         patience_s: how long it may load its data, in seconds.
         cancelled: asked between looks; true gives up and ends what was started.
 
     Raises:
         NoServer: there is no server program.
-        ServerRefused: the program is too old for foxqueue or for the data, or the place is not safe.
+        ServerRefused: the program is too old for foxqueue or for the data, the place is not safe, or it runs
+            already and is opened to others than ``access``.
+        InvalidInput: about ``access``, see :meth:`foxqueue.access.Access.of` and :func:`foxqueue.access.addresses`.
         ServerUnavailable: it ended at once, or did not answer in time; the text holds the end of its log.
         FoxqueueError: the directory cannot be used.
     """
     environ = os.environ if environ is None else environ
     place = _Place.of(config)
-    place.prepare(config, environ)
+    place.prepare(environ)
     wait = _Wait(place, time.monotonic() + patience_s, cancelled)
     with _lock_file(place) as lock:
         while not _lockable(lock):  # somebody starts it, or it runs
             if wait.answered():
-                path = place.listening()
-                return RunningServer(url_of_socket(path), _judge(place), False, path)
-        return _start(place, lock, environ, wait)
+                return _found(place, access)
+        return _start(place, access or Access(), lock, environ, wait)
 
 
 def stop_server(config: Config, kill_after_s: float = STOPPING_S) -> bool:
@@ -219,7 +239,7 @@ class _Wait:
 
     def answered(self) -> bool:
         """Look once, after a short pause; true when it serves. Raises ServerUnavailable when patience ends."""
-        state = look(self.place.listening())
+        state = look(self.place.listening(), own_password(self.place.config))
         if state == "ready":
             return True
         now = time.monotonic()
@@ -244,33 +264,62 @@ class _Wait:
             )
 
 
-def _start(place: _Place, lock: int, environ: Mapping[str, str], wait: _Wait) -> RunningServer:
-    recorded = place.binary()
+def _found(place: _Place, access: Access | None) -> RunningServer:
+    path, found = place.listening(), place.access()
+    if access not in (None, found):
+        raise ServerRefused(
+            f"our own server runs already ({found}), and what it is opened to is settled at its start: run "
+            f"foxqueue down first, then it starts as wanted ({access})"
+        )
+    return RunningServer(url_of_socket(path), _judge(place), False, found, found, path)
+
+
+def _start(place: _Place, access: Access, lock: int, environ: Mapping[str, str], wait: _Wait) -> RunningServer:
+    recorded, before = place.binary(), place.access()
     binary = choose(recorded, environ)
+    place, settings = _open(place, access)
     place.socket.unlink(missing_ok=True)  # we hold the lock: nobody listens there any more
-    child = _spawn(place, binary, lock, environ)
+    child = _spawn(place, binary, settings, lock, environ)
     process = ProcessId.of(child.pid)
     try:
-        _write(place, process, recorded)
+        _write(place, access, process, recorded)
         while not wait.answered():
             if child.poll() is not None:
                 raise ServerUnavailable(f"{binary} ended at once ({child.returncode}): {_last_lines(place.log)}")
-        _write(place, process, binary)  # only now: what never served has not written the data
+        _write(place, access, process, binary)  # only now: what never served has not written the data
     except BaseException:
         _end_child(child)
         raise
-    return RunningServer(url_of_socket(place.socket), process, True, place.socket, child)
+    return RunningServer(url_of_socket(place.socket), process, True, access, before, place.socket, child)
 
 
-def _spawn(place: _Place, binary: Binary, lock: int, environ: Mapping[str, str]) -> subprocess.Popen[bytes]:
+def _open(place: _Place, access: Access) -> tuple[_Place, str]:
+    """Where it shall listen, made ready, and the settings for that. Nothing is changed before all of it is possible."""
+    config = place.config
+    listens_on = addresses(access.bind) if access.bind is not None else []
+    if access.group is None:
+        close_directory(config)
+        private_dir(place.socket.parent)
+    else:
+        place = replace(place, socket=open_directory(config, access.group) / "server.sock")
+    password = make_password(config) if access.bind is not None else None
+    hand_out(config, access, password)
+    return place, server_settings(access, listens_on, password)
+
+
+def _spawn(
+    place: _Place, binary: Binary, settings: str, lock: int, environ: Mapping[str, str]
+) -> subprocess.Popen[bytes]:
     command = [binary.path, CONF, "--dir", place.data, "--unixsocket", place.socket, "--logfile", place.log]
+    if settings:
+        command.append("-")  # by its stdin: a password on a command line is everybody's
     try:
         if place.log.exists() and place.log.stat().st_size > _LOG_BYTES:
             place.log.replace(place.log.with_suffix(".log.1"))
         with place.log.open("ab") as log:
-            return subprocess.Popen(
+            child = subprocess.Popen(
                 [str(word) for word in command],
-                stdin=subprocess.DEVNULL,
+                stdin=subprocess.PIPE if settings else subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
                 cwd="/",
@@ -280,6 +329,10 @@ def _spawn(place: _Place, binary: Binary, lock: int, environ: Mapping[str, str])
             )
     except OSError as error:
         raise ServerUnavailable(f"{binary} cannot be started: {error}") from error
+    if child.stdin is not None:
+        with contextlib.suppress(BrokenPipeError), child.stdin as stdin:  # one that died at once is told by its log
+            stdin.write(settings.encode())
+    return child
 
 
 def _end_child(child: subprocess.Popen[bytes]) -> None:
@@ -291,8 +344,9 @@ def _end_child(child: subprocess.Popen[bytes]) -> None:
         child.wait()
 
 
-def _write(place: _Place, process: ProcessId | None, binary: Binary | None) -> None:
+def _write(place: _Place, access: Access, process: ProcessId | None, binary: Binary | None) -> None:
     record: dict[str, Any] = {"process": process.to_dict() if process else None, "socket": str(place.socket)}
+    record |= access.to_dict()
     if binary:
         record |= {"binary": str(binary.path), "product": binary.product, "version": list(binary.version)}
     try:
@@ -327,7 +381,7 @@ def _shut_down(place: _Place, seconds: float) -> bool:
     if link is None:
         return False
     with link, contextlib.suppress(OSError):
-        link.sendall(b"SHUTDOWN\r\n")
+        link.sendall(with_password(b"SHUTDOWN\r\n", own_password(place.config)))
     if not _until(lambda: not listens(path), seconds):
         raise ServerUnavailable("our own server runs in another container and does not end: stop it there")
     return True

@@ -14,8 +14,9 @@ from typing import Any
 
 from wait import until
 
-from foxqueue.config import Config, load_config, server_socket
-from foxqueue.server import stop_server
+from foxqueue.config import Config, group_directory, load_config, server_socket
+from foxqueue.places import read_json
+from foxqueue.server import find_server, stop_server
 from workers.keeper import up_seat
 
 WORKER = """
@@ -134,6 +135,15 @@ class Home:
     def workers(self) -> list[int]:
         return [pid for _, _, pid in self.notes("start") if running(pid)]
 
+    def server_pid(self) -> int:
+        return int(read_json(self.config.machine_dir / "server" / "server.json")["process"]["pid"])
+
+    def kill_server(self) -> None:
+        """SIGKILL, and wait until another one answers."""
+        pid = self.server_pid()
+        os.kill(pid, signal.SIGKILL)
+        until(lambda: self.server_pid() != pid and find_server(self.config), what="the server again")
+
     def order(self, name: str, text: str = "") -> None:
         (self.directory / name).write_text(text)
 
@@ -151,6 +161,7 @@ class Home:
         place = server_socket(self.config).parent
         if not place.is_relative_to(self.directory):
             shutil.rmtree(place, ignore_errors=True)
+        shutil.rmtree(group_directory(self.config), ignore_errors=True)
 
 
 def running(pid: int) -> bool:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from foxqueue.access import Access
 from foxqueue.config import Config
 from foxqueue.errors import AlreadyRunning, FoxqueueError
 from foxqueue.places import private_dir, read_json, write_json
@@ -144,6 +145,7 @@ class Keeper:
 
     Args:
         config: whose home.
+        access: what to open it to besides this user; None takes one that runs as it is.
         cancelled: asked while the server starts the first time; true gives up.
 
     Attributes:
@@ -153,11 +155,12 @@ class Keeper:
         ServerError: the first start failed; see :func:`foxqueue.server.ensure_server`.
     """
 
-    def __init__(self, config: Config, cancelled: Callable[[], bool]) -> None:
+    def __init__(self, config: Config, access: Access | None, cancelled: Callable[[], bool]) -> None:
         self._config = config
         self.starting = threading.Lock()
         self._ending = threading.Event()
-        self._server = ensure_server(config, cancelled=cancelled)
+        self._server = ensure_server(config, access, cancelled=cancelled)
+        self._access = self._server.access  # of whoever started it: it comes back as it was
         self._began = time.monotonic()
         self._backoff = Backoff()
         self._thread = threading.Thread(target=self._keep, name="server-keeper", daemon=True)
@@ -183,7 +186,7 @@ class Keeper:
             self._began = time.monotonic()
             try:
                 with self.starting:
-                    self._server = ensure_server(self._config, cancelled=self._ending.is_set)
+                    self._server = ensure_server(self._config, self._access, cancelled=self._ending.is_set)
             except FoxqueueError as error:
                 if not self._ending.is_set() and str(error) != told:
                     told = str(error)

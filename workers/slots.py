@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from foxqueue.config import Config
+from foxqueue.config import Config, own_password, password_file
 from foxqueue.gpu import Device
 from foxqueue.processes import ProcessId
 from workers.keeper import Backoff, say
@@ -242,6 +242,8 @@ def worker_environment(config: Config, url: str, environ: Mapping[str, str]) -> 
     found = {name: value for name, value in environ.items() if not name.startswith("FOXQUEUE_PASSWORD")}
     if config.url and config.password is not None:
         found["FOXQUEUE_PASSWORD"] = config.password
+    elif not config.url and own_password(config) is not None:
+        found["FOXQUEUE_PASSWORD_FILE"] = str(password_file(config))
     return found | {
         "FOXQUEUE_HOME": str(config.home),
         "FOXQUEUE_NAMESPACE": config.namespace,

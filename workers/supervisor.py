@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import os
 import socket
+import sys
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from foxqueue.access import Access, instructions
 from foxqueue.broker import Broker
-from foxqueue.config import Config
+from foxqueue.config import Config, own_password, server_record
 from foxqueue.doctor import server_warnings
-from foxqueue.errors import FoxqueueError, InvalidInput, NoServer, ServerUnavailable
+from foxqueue.errors import AlreadyRunning, FoxqueueError, InvalidInput, NoServer, ServerUnavailable
 from foxqueue.gpu import Device, discover
 from foxqueue.listening import neighbour
 from foxqueue.places import home_id
-from foxqueue.server import stop_server
+from foxqueue.server import RunningServer, find_server, stop_server
 from foxqueue.units import format_memory
 from workers.detach import Report, detached
 from workers.keeper import Keeper, Seat, say, server_seat, up_seat
@@ -35,6 +37,8 @@ def up(
     simulate: str | None = None,
     cpu: int = 0,
     lease_ttl_ms: int | None = None,
+    group: str | None = None,
+    bind: str | None = None,
     detach: bool = False,
     worker_command: Sequence[str] = WORKER_COMMAND,
 ) -> int:
@@ -48,6 +52,8 @@ def up(
         simulate: simulated GPUs in place of real ones, like ``2x24G``.
         cpu: number of CPU slots.
         lease_ttl_ms: the lease's length, for an empty namespace.
+        group: a Unix group whose members may use our own server.
+        bind: ``HOST:PORT`` that our own server listens on besides, with a password.
         detach: return as soon as all workers have registered, and go on in the background.
         worker_command: what is run as a worker; ``--gpu UUID`` and the device options are appended.
 
@@ -57,16 +63,20 @@ def up(
 
     Raises:
         AlreadyRunning: another `up` serves this home.
-        NoDevice, InvalidInput: about the devices asked for.
+        NoDevice, InvalidInput: about the devices asked for, ``group`` or ``bind``.
         ServerError, SettingsDiffer: about the server and its namespace.
     """
+    access = _access(config, group, bind)
     seat = up_seat(config)
-    run = _Up(config, simulate, cpu, lease_ttl_ms, worker_command, seat)
+    run = _Up(config, access, simulate, cpu, lease_ttl_ms, worker_command, seat)
     if not detach:
         return run.run(lambda _fact: None)
     seat.take()  # a refusal is told before anything is forked
     seat.leave()
-    return detached(config.machine_dir / "up.log", run.run)
+    status = detached(config.machine_dir / "up.log", run.run)
+    if status == 0 and access:
+        _instruct(config, access)  # the log's reader may be anybody, who reads this is at a terminal
+    return status
 
 
 def down(config: Config) -> int:
@@ -95,16 +105,21 @@ def down(config: Config) -> int:
     return 0 if ended else 1
 
 
-def serve(config: Config) -> int:
+def serve(config: Config, *, group: str | None = None, bind: str | None = None) -> int:
     """Run our own server in the foreground, and again whenever it dies, until a signal ends it.
 
     A server that runs already is watched. At the end it is stopped once a live `up` of this home has drained.
+
+    Args:
+        config: whose home.
+        group: a Unix group whose members may use it.
+        bind: ``HOST:PORT`` that it listens on besides, with a password.
 
     Returns:
         Exit code 0.
 
     Raises:
-        InvalidInput: a server is configured, so ours is not wanted.
+        InvalidInput: a server is configured, so ours is not wanted; or about ``group`` and ``bind``.
         AlreadyRunning: another `foxqueue server` serves this home.
         ServerError: it cannot be started.
     """
@@ -112,11 +127,12 @@ def serve(config: Config) -> int:
         raise InvalidInput(
             f"a server is configured ({config.shown_url}, {config.sources.get('url', '--url')}): nothing is started"
         )
+    access = _access(config, group, bind)
     seat = server_seat(config)
     seat.take()
     try:
         with StopSignals() as signals:
-            keeper = _keeper(config, signals)
+            keeper = _keeper(config, access, signals)
             if keeper is None:
                 return 0
             try:
@@ -138,6 +154,7 @@ class _Up:
     def __init__(
         self,
         config: Config,
+        access: Access | None,
         simulate: str | None,
         cpu: int,
         lease_ttl_ms: int | None,
@@ -145,6 +162,7 @@ class _Up:
         seat: Seat,
     ) -> None:
         self._config = config
+        self._access = access
         self._simulate = simulate
         self._cpu = cpu
         self._lease_ttl_ms = lease_ttl_ms
@@ -168,12 +186,12 @@ class _Up:
         if config.url:
             broker = Broker.connect(config.url, config.namespace, config.password, timeout_s=2.0)
             return self._with_workers(broker, Slots(config, config.url, devices, strays, *self._how), signals, report)
-        keeper = strays.keeper = _keeper(config, signals)
+        keeper = strays.keeper = _keeper(config, self._access, signals)
         if keeper is None:
             return 0
         try:
             url = keeper.server.url
-            broker = Broker.connect(url, config.namespace, timeout_s=2.0)
+            broker = Broker.connect(url, config.namespace, own_password(config), timeout_s=2.0)
             return self._with_workers(broker, Slots(config, url, devices, strays, *self._how), signals, report)
         finally:
             keeper.close()
@@ -243,10 +261,34 @@ def _memory(device: Device) -> str:
     return f"{format_memory(device.memory_total_mib)}  " if device.kind == "nvml" else ""  # other names tell it
 
 
-def _keeper(config: Config, signals: StopSignals) -> Keeper | None:
+def _access(config: Config, group: str | None, bind: str | None) -> Access | None:
+    """What our own server is to be opened to; None leaves one that runs as it is."""
+    if group is None and bind is None:
+        return None
+    if config.url:
+        raise InvalidInput(
+            f"--group and --bind are for our own server, and another one is configured ({config.shown_url}, "
+            f"{config.sources.get('url', '--url')})"
+        )
+    return Access.of(group, bind)
+
+
+def _instruct(config: Config, access: Access) -> None:
+    for sentence in instructions(config, access, whole=sys.stderr.isatty()):
+        say(sentence)
+
+
+def _keeper(config: Config, access: Access | None, signals: StopSignals) -> Keeper | None:
     """Our own server, started or found; None when a signal came meanwhile."""
+    recorded = Access.recorded(server_record(config))
+    if recorded != (access or Access()) and left_workers(config) and not find_server(config):
+        raise AlreadyRunning(
+            f"workers of an earlier foxqueue up know the server as it was ({recorded}): run foxqueue down first"
+        )
     try:
-        return Keeper(config, signals.stopping)
+        keeper = Keeper(config, access, signals.stopping)
+        _tell_access(config, keeper.server)
+        return keeper
     except NoServer as error:
         hint = neighbour()
         raise (NoServer(f"{error}. {hint}") if hint else error) from error
@@ -254,6 +296,14 @@ def _keeper(config: Config, signals: StopSignals) -> Keeper | None:
         if signals.stopping():
             return None
         raise
+
+
+def _tell_access(config: Config, server: RunningServer) -> None:
+    if server.started_here and server.before not in (Access(), server.access):
+        say(f"our own server is {server.access} now, it was {server.before}")
+    elif not server.started_here and server.access != Access():
+        say(f"our own server runs already, and stays as it was started until foxqueue down: {server.access}")
+    _instruct(config, server.access)
 
 
 def _registered(broker: Broker, slots: Slots, since_ms: int) -> bool:

@@ -28,8 +28,15 @@ def _devices(command: F) -> F:
     return simulate(cpu(command))
 
 
+def _opened(command: F) -> F:
+    group = click.option("--group", metavar="NAME", help="Unix group whose members may use our own server.")
+    bind = click.option("--bind", metavar="HOST:PORT", help="Where our own server listens besides, with a password.")
+    return group(bind(command))
+
+
 @click.command(short_help="Run a worker for each device, and our own server.")
 @_devices
+@_opened
 @click.option(
     "--lease-ttl",
     "ttl_s",
@@ -39,7 +46,7 @@ def _devices(command: F) -> F:
 )
 @click.option("--detach", is_flag=True, help="Return when all is up, and go on in the background.")
 @common
-def up(simulate: str | None, cpu: int, ttl_s: float | None, detach: bool) -> int:
+def up(simulate: str | None, cpu: int, group: str | None, bind: str | None, ttl_s: float | None, detach: bool) -> int:
     """Run a worker for each device of this machine, and our own server unless one is configured.
 
     Ctrl-C, SIGTERM or foxqueue down ends it: jobs have 60 seconds to end, then they go back into the queue. A second
@@ -49,7 +56,9 @@ def up(simulate: str | None, cpu: int, ttl_s: float | None, detach: bool) -> int
     from workers import supervisor
 
     ttl_ms = None if ttl_s is None else round(ttl_s * 1000)
-    return supervisor.up(config(), simulate=simulate, cpu=cpu, lease_ttl_ms=ttl_ms, detach=detach)
+    return supervisor.up(
+        config(), simulate=simulate, cpu=cpu, lease_ttl_ms=ttl_ms, group=group, bind=bind, detach=detach
+    )
 
 
 @click.command(short_help="End what up started.")
@@ -63,13 +72,14 @@ def down() -> int:
 
 
 @click.command(short_help="Run our own server in the foreground.")
+@_opened
 @common
-def server() -> int:
+def server(group: str | None, bind: str | None) -> int:
     """Run our own server in the foreground, without workers."""
     _log()
     from workers import supervisor
 
-    return supervisor.serve(config())
+    return supervisor.serve(config(), group=group, bind=bind)
 
 
 @click.command(short_help="Run one worker in the foreground.")

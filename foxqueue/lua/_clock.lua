@@ -15,6 +15,9 @@ end
 
 -- The first of so many ticks in a row.
 local function ticks(how_many)
+  if not known[1] then
+    redis.call('GET', clock) -- fails when it is there and no text, which MGET does not tell
+  end
   local first = math.max(now_us, last_tick + 1)
   last_tick = first + how_many - 1
   redis.call('SET', clock, digits(last_tick))

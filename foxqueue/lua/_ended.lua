@@ -15,8 +15,17 @@ local function ended(n, run_fence, devices, word, ...)
   end
 end
 
--- The job is over. A failed job is a dead letter and stands in `failed` only, other ends in `finished`.
-local function over(n, state, reason, detail)
-  redis.call('HSET', job_key(n), 'state', state, 'reason', reason, 'detail', detail, 'finished_at', digits(now_ms))
+-- What is written of a job that is over, and where it stands then: a failed one is a dead letter and stands in
+-- `failed` only, other ends in `finished`.
+local function over_fields(state, reason, detail)
+  return 'state', state, 'reason', reason, 'detail', detail, 'finished_at', digits(now_ms)
+end
+
+local function lay_down(n, state)
   redis.call('ZADD', state == 'failed' and failed or finished, digits(now_ms), n)
+end
+
+local function over(n, state, reason, detail)
+  redis.call('HSET', job_key(n), over_fields(state, reason, detail))
+  lay_down(n, state)
 end

@@ -13,22 +13,24 @@
 -- ARGV[3] fence
 -- ARGV[4] outcome packed
 -- ARGV[5] returned packed, '' for none
--- INCLUDE _drains _clock _event _job _guard _device _ended
+-- INCLUDE _clock _event _job _guard _device _ended
 -- RETURNS {succeeded | cancelled | stale | missing | settled word, instance}
 local word, devices, cancelled_by = guard('gpus', 'cancel_requested')
 if word then
   return { word, life }
 end
-word = cancelled_by and 'cancelled' or 'succeeded'
-ended(number, fence, devices, word, 'exit_code', '0')
-redis.call('SET', result, outcome)
 if cancelled_by then
-  over(number, 'cancelled', 'cancelled_by_user', 'cancelled by ' .. cancelled_by)
+  word = 'cancelled'
+  ended(number, fence, devices, word, 'exit_code', '0',
+    over_fields(word, 'cancelled_by_user', 'cancelled by ' .. cancelled_by))
 else
+  word = 'succeeded'
+  ended(number, fence, devices, word, 'exit_code', '0', over_fields(word, 'exit_code', ''))
   if returned ~= '' then
     redis.call('SET', value, returned)
   end
-  over(number, 'succeeded', 'exit_code', '')
 end
+redis.call('SET', result, outcome)
+lay_down(number, word)
 event('complete', number, 'fence', fence, 'state', word)
 return { word, life }

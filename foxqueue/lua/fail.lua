@@ -16,7 +16,7 @@
 -- ARGV[6] exit_code or ''
 -- ARGV[7] outcome packed
 -- ARGV[8] delay_ms before the next attempt, or '' when this reason is not retried
--- INCLUDE _drains _clock _event _job _guard _device _ended
+-- INCLUDE _clock _event _job _guard _device _ended
 -- RETURNS {failed | cancelled | stale | missing | settled word, instance}; `failed` is the run's end, the job
 -- RETURNS may be scheduled for another attempt
 local word, devices, cancelled_by, attempts, retries = guard('gpus', 'cancel_requested', 'attempts', 'retries')

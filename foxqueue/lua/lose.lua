@@ -13,7 +13,7 @@
 -- ARGV[1] prefix
 -- ARGV[2] number
 -- ARGV[3] fence
--- INCLUDE _drains _clock _settings _event _job _guard _device _idle _ready _ended _lost
+-- INCLUDE _clock _settings _event _job _guard _device _idle _ready _ended _lost
 -- RETURNS {lost | stale | missing | settled word, instance}
 local word = guard()
 if word then

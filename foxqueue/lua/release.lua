@@ -14,7 +14,7 @@
 -- ARGV[2] number
 -- ARGV[3] fence
 -- ARGV[4] detail why the worker gives it back
--- INCLUDE _drains _clock _settings _event _job _guard _device _idle _ready _ended
+-- INCLUDE _clock _settings _event _job _guard _device _idle _ready _ended
 -- RETURNS {released | cancelled | stale | missing | settled word, instance}
 local word, devices, cancelled_by, attempts, shape, rank =
   guard('gpus', 'cancel_requested', 'attempts', 'shape', 'rank')
