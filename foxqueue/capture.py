@@ -10,7 +10,9 @@ import os
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
+from typing import Any
 
 from foxqueue.errors import InvalidInput
 
@@ -24,13 +26,15 @@ _SECRET_END = re.compile(r"(?:(?:\A|_)(?:KEYS?|PAT)|_PWD)\Z")
 # Look like secrets by the rules above and only say where something is.
 _NO_SECRETS = frozenset({"SSH_AUTH_SOCK"})
 
-# True only of the shell that submitted.
-_OF_THE_SHELL = frozenset({"_", "OLDPWD", "SHLVL"})
+# True only of the shell that submitted; the worker sets PWD to the job's directory.
+_OF_THE_SHELL = frozenset({"_", "OLDPWD", "PWD", "SHLVL"})
 
 # What Python sets LC_CTYPE to.
 _COERCED = frozenset({"C.UTF-8", "C.utf8", "UTF-8"})
 
 _SET_BY_WORKER = frozenset({"CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"})
+
+_last_umask: list[int] = []
 
 
 @dataclass(frozen=True)
@@ -55,13 +59,11 @@ def is_secret(name: str) -> bool:
     return bool(_SECRET_PART.search(upper) or _SECRET_WORD.search(upper) or _SECRET_END.search(upper))
 
 
-def capture(environ: Mapping[str, str], cwd: str, passed: Iterable[str] = ()) -> Captured:
+def capture(environ: Mapping[str, str]) -> Captured:
     """Take the part of an environment that goes along with a job.
 
     Args:
         environ: the submitter's environment.
-        cwd: the job's directory; PWD, if there is one, is set to it.
-        passed: names given explicitly, which are not told as left out.
     """
     env: dict[str, str] = {}
     left_out = []
@@ -73,10 +75,14 @@ def capture(environ: Mapping[str, str], cwd: str, passed: Iterable[str] = ()) ->
             left_out.append(name)
         else:
             env[name] = value
-    if "PWD" in env:
-        env["PWD"] = cwd
-    given = set(passed)
-    return Captured(env, tuple(sorted(name for name in left_out if name not in given)))
+    return Captured(env, tuple(sorted(left_out)))
+
+
+def comparable(environ: Mapping[str, str]) -> Mapping[Any, Any]:
+    """What to compare to see whether an environment has changed: of os.environ its own store, so that its hundred
+    values need not be decoded."""
+    store: Mapping[Any, Any] = getattr(environ, "_data", environ)
+    return store
 
 
 def locale_is_pythons(environ: Mapping[str, str], first: Mapping[str, str]) -> bool:
@@ -137,14 +143,24 @@ def check_env(env: Mapping[str, str]) -> None:
 
 
 def current_umask() -> int:
-    """This process's umask, without changing it when /proc tells."""
+    """This process's umask.
+
+    The system tells it only to who sets it, and in /proc, which takes long to read. So it is set to what it was at the
+    last call, which changes nothing as long as that still holds, and set back to what was found there, both within one
+    call of C code: no other Python thread ever runs under another umask.
+    """
+    if not _last_umask:
+        _last_umask.append(_umask_of_proc())
+    masks = [_last_umask[0]]
+    masks.extend(islice(map(os.umask, masks), 2))  # map reads the list as it grows
+    _last_umask[0] = masks[1]
+    return masks[1]
+
+
+def _umask_of_proc() -> int:
     try:
         status = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
     except OSError:
         status = ""
     found = re.search(r"^Umask:\s*([0-7]+)$", status, re.MULTILINE)
-    if found:
-        return int(found[1], 8)
-    mask = os.umask(0o077)  # no /proc: the only other way is to set it for a moment, tightly
-    os.umask(mask)
-    return mask
+    return int(found[1], 8) if found else 0o077  # a tight one for the moment until it is set back

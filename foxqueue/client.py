@@ -6,6 +6,7 @@ fox = Client()
 job = fox.submit(["python", "train.py"], priority="high", gpu_memory="8G")
 job.wait()
 print(job.state, job.logs().decode())
+print(fox.enqueue("package.module:function", args=(1,), kwargs={"lr": 0.1}).result())
 """
 
 from __future__ import annotations
@@ -13,15 +14,18 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
-from foxqueue.broker import Broker
+from foxqueue.broker import CHUNK_BYTES, CHUNK_JOBS, Broker, NewJob
 from foxqueue.config import load_config
 from foxqueue.errors import (
+    FoxqueueError,
     InvalidInput,
+    OutcomeUnknown,
+    PartlySubmitted,
     ServerError,
     ServerRefused,
     ServerUnavailable,
@@ -31,12 +35,11 @@ from foxqueue.errors import (
 from foxqueue.handle import Job, same_job
 from foxqueue.inspector import BLOCK_S, Inspector, Listing
 from foxqueue.job import JobView
-from foxqueue.job import view as view_of
+from foxqueue.judging import Judge
 from foxqueue.replies import Piece
-from foxqueue.requirement import Requirement, fits
-from foxqueue.states import PENDING, STATES
-from foxqueue.submission import Options, Request, Submission, Word, prepare, user
-from foxqueue.waiting import never_fits
+from foxqueue.states import STATES
+from foxqueue.submission import Function, Options, Submission, Submitter, Word, user
+from foxqueue.wishes import Wishes
 
 if TYPE_CHECKING:
     from redis import Redis
@@ -64,7 +67,7 @@ class Client:
 
     Attributes:
         config: what it works with.
-        warnings: what the last ``submit`` had to say, sentences for people.
+        warnings: what the last submission had to say, sentences for people.
     """
 
     def __init__(
@@ -74,6 +77,8 @@ class Client:
         self.broker = Broker.open(self.config)
         self.inspector = Inspector(self.broker)
         self.warnings: list[str] = []
+        self._submitter = Submitter(os.environ)
+        self._judge = Judge(self.broker, self.inspector)
         self._warned = False
 
     @property
@@ -96,7 +101,7 @@ class Client:
 
         Args:
             argv: the command as a list, executed verbatim.
-            options: see :class:`foxqueue.submission.Request`; the defaults of ``foxqueue submit``.
+            options: see :class:`foxqueue.wishes.Options`; the defaults of ``foxqueue submit``.
 
         Returns:
             The job as it was accepted. ``warnings`` of this client says what is worth knowing.
@@ -107,34 +112,86 @@ class Client:
             OutcomeUnknown: no answer came; it may or may not be queued.
             ServerUnavailable: the server refuses it for now.
         """
-        return self.enqueue(prepare(Request(argv, **options), os.environ))
+        return self.put(self._submitter.command(argv, options))
 
-    def enqueue(self, submission: Submission) -> Job:
+    def enqueue(
+        self,
+        function: Function,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        **options: Unpack[Options],
+    ) -> Job:
+        """Put a Python call into the queue; :meth:`Job.result` waits for what it returns.
+
+        It runs in a process of its own, under this process's interpreter where the worker's machine has it, with the
+        job's directory on sys.path. A function of the script that runs now is found by the script's path.
+
+        Args:
+            function: its name like ``package.module:function``, or itself where it has such a name.
+            args: positional arguments: plain data and NumPy arrays, see :mod:`foxqueue.payload`; 1 MiB at most.
+            kwargs: arguments by name.
+            options: as of :meth:`submit`.
+
+        Raises:
+            InvalidInput: the function cannot be found by its name, an argument cannot be packed, or as of submit.
+            Unsatisfiable, OutcomeUnknown, ServerUnavailable: as of submit.
+        """
+        return self.put(self._submitter.call(function, args, kwargs, options))
+
+    def put(self, submission: Submission) -> Job:
         """Put a checked request into the queue; see :meth:`submit`."""
-        warnings = self._judge(submission.need)
-        if submission.left_out:
-            names = ", ".join(submission.left_out)
-            warnings.append(f"left out of the job's environment: {names} (-e NAME, in Python env=, passes one)")
-        number, born = self.broker.enqueue(submission.job)
-        self.warnings = warnings
-        return Job(self, _accepted(submission, number, born))
+        said = self._judge.warnings(submission.wishes)
+        job = submission.job(self._judge.priority(submission.wishes))
+        number, born = self.broker.enqueue(job, submission.environment)
+        self.warnings = _warnings(said, submission.left_out)
+        return Job.accepted(self, job, number, born)
 
-    def _judge(self, need: Requirement) -> list[str]:
-        """Refuse what can never run; say what cannot run now."""
-        devices = self.inspector.devices()
-        never = never_fits(need, devices)
-        if never:
-            raise Unsatisfiable(f"{never}: ask for less, or add such a device")
-        of_kind = [device for device in devices if fits(Requirement(need.gpus), device.kind, None)]
-        if not devices:
-            return ["no device is registered yet: the job waits until workers start (foxqueue up)"]
-        if not of_kind and need.gpus == 0:
-            return ["no CPU slot is registered: the job waits until there is one (foxqueue up --cpu 2)"]
-        if not of_kind:
-            return ["only CPU slots are registered: the job waits until a worker with a GPU starts (foxqueue up)"]
-        if not any(device.live for device in of_kind):
-            return ["no worker is running for a matching device: the job waits until one starts (foxqueue up)"]
-        return []
+    def submit_many(
+        self, requests: Iterable[Mapping[str, Any]], progress: Callable[[int, int], None] | None = None
+    ) -> list[Job]:
+        """Put many jobs into the queue, in the order given.
+
+        All are checked before anything is sent. They go in chunks, each of which is accepted as a whole or not at all.
+
+        Args:
+            requests: each ``{"argv": […]}`` or ``{"function": …, "args": …, "kwargs": …}``, with the options of
+                :meth:`submit` beside it.
+            progress: called after each chunk with how many are accepted and how many there are in all. What it
+                raises ends the submission.
+
+        Returns:
+            The jobs as they were accepted.
+
+        Raises:
+            InvalidInput, Unsatisfiable: of one request; the text begins with its place. Nothing was sent.
+            PartlySubmitted: a chunk was refused, or it is not known whether it was accepted. It has the jobs of the
+                chunks before.
+        """
+        submissions = self._submitter.many(requests)
+        jobs: list[NewJob] = []
+        judged: dict[Wishes, int] = {}
+        said: dict[str, None] = {}  # each once, in the order in which they came up
+        for submission in submissions:
+            wishes = submission.wishes
+            if wishes not in judged:
+                try:
+                    said |= dict.fromkeys(self._judge.warnings(wishes))
+                except Unsatisfiable as error:
+                    raise Unsatisfiable(f"requests[{len(jobs)}]: {error}") from error
+                judged[wishes] = self._judge.priority(wishes)
+            jobs.append(submission.job(judged[wishes]))
+        accepted: list[Job] = []
+        for chunk in _chunks(jobs):
+            try:
+                found = self.broker.enqueue_many(chunk, submissions[0].environment)
+            except FoxqueueError as error:
+                unknown = len(chunk) if isinstance(error, OutcomeUnknown) else 0
+                raise PartlySubmitted(accepted, len(jobs), unknown, error) from error
+            accepted += [Job.accepted(self, job, *name) for job, name in zip(chunk, found, strict=True)]
+            if progress:
+                progress(len(accepted), len(jobs))
+        self.warnings = _warnings(said, dict.fromkeys(name for one in submissions for name in one.left_out))
+        return accepted
 
     def job(self, number: int) -> Job:
         """The job with this number.
@@ -297,16 +354,20 @@ class Client:
         return same_job(self.inspector.job(number), number, born)
 
 
-def _accepted(submission: Submission, number: int, born: str) -> JobView:
-    """A job just enqueued, without asking for it: it is queued even if the server goes away now."""
-    job = submission.job
-    fields = {
-        "state": PENDING,
-        "name": job.name,
-        "shape": job.shape,
-        "priority": str(job.priority),
-        "born": born,
-        "retries": str(job.retries),
-        "submitted_at": str(int(born) // 1000),  # a tick is the server's clock in us
-    }
-    return view_of(number, {name: value.encode() for name, value in fields.items()}, job.spec, None)
+def _warnings(said: Iterable[str], left_out: Iterable[str]) -> list[str]:
+    warnings, names = list(said), ", ".join(left_out)
+    if names:
+        warnings.append(f"left out of the job's environment: {names} (-e NAME, in Python env=, passes one)")
+    return warnings
+
+
+def _chunks(jobs: Sequence[NewJob]) -> Iterator[Sequence[NewJob]]:
+    """Parts that the broker takes in one step."""
+    start = size = 0
+    for at, job in enumerate(jobs):
+        size += len(job.spec)
+        if at > start and (at - start == CHUNK_JOBS or size > CHUNK_BYTES):
+            yield jobs[start:at]
+            start, size = at, len(job.spec)
+    if jobs:
+        yield jobs[start:]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 
 class FoxqueueError(Exception):
     """The root of all of them. ``exit_code`` is what the command line exits with."""
@@ -62,6 +65,59 @@ class OutcomeUnknown(FoxqueueError):
         self.token = token
 
 
+class PartlySubmitted(FoxqueueError):
+    """Of many jobs only the first ones were surely accepted; the cause says what became of the next ones.
+
+    Attributes:
+        jobs: those accepted, in the order given. Nothing of them is lost.
+        total: how many were to be submitted.
+        unknown: how many after them may or may not be in the queue; 0 when the cause is a clear refusal. All others
+            are not.
+    """
+
+    def __init__(self, jobs: Sequence[Any], total: int, unknown: int, cause: FoxqueueError) -> None:
+        rest = f"of the next {unknown:,} it is not known, " if unknown else ""
+        super().__init__(f"{len(jobs):,} of {total:,} jobs were accepted, {rest}the others were not: {cause}")
+        self.jobs = list(jobs)
+        self.total = total
+        self.unknown = unknown
+        self.exit_code = cause.exit_code
+
+
+class JobFailed(FoxqueueError):
+    """The job has failed, so there is no value.
+
+    Attributes:
+        job: the job.
+        reason, detail: why it ended, a word of the closed list and a sentence.
+        exception_type, exception_message, traceback: text of what the function raised; empty where it raised nothing.
+    """
+
+    def __init__(
+        self, job: Any, reason: str, detail: str, exception_type: str, exception_message: str, traceback: str
+    ) -> None:
+        what = f"{exception_type}: {exception_message}" if exception_type else detail
+        super().__init__(f"job {job.number} failed ({reason or 'no reason is known'})" + (f": {what}" if what else ""))
+        self.job = job
+        self.reason = reason
+        self.detail = detail
+        self.exception_type = exception_type
+        self.exception_message = exception_message
+        self.traceback = traceback
+
+
+class JobCancelled(FoxqueueError):
+    """The job was cancelled, so there is no value. ``job`` is the job."""
+
+    def __init__(self, job: Any, detail: str) -> None:
+        super().__init__(f"job {job.number} was cancelled" + (f": {detail}" if detail else ""))
+        self.job = job
+
+
+class ValueUnreadable(FoxqueueError, ValueError):
+    """The value that a job returned is no longer kept, or cannot be read here."""
+
+
 class JobNotFound(FoxqueueError):
     """There is no job with that number."""
 
@@ -72,6 +128,10 @@ class JobGone(FoxqueueError):
 
 class NotCancelled(FoxqueueError):
     """The job had already ended in another way."""
+
+
+class NotRequeued(FoxqueueError):
+    """The job cannot be put back into the queue. The text says why."""
 
 
 class WaitTimeout(FoxqueueError):

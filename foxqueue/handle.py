@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from foxqueue.errors import JobGone, JobNotFound, NotCancelled
+from foxqueue.broker import NewJob
+from foxqueue.errors import JobCancelled, JobFailed, JobGone, JobNotFound, NotCancelled, NotRequeued, ValueUnreadable
 from foxqueue.job import JobView
+from foxqueue.job import view as view_of
+from foxqueue.states import CANCELLED, PENDING
 from foxqueue.submission import user
 
 if TYPE_CHECKING:
@@ -19,6 +22,8 @@ class Job:
     It has the attributes of :class:`foxqueue.job.JobView`; the usual ones are named here.
     """
 
+    view: JobView
+    _accepted: NewJob
     number: int
     born: str
     state: str
@@ -45,8 +50,18 @@ class Job:
         self._client = client
         self.view = view
 
+    @classmethod
+    def accepted(cls, client: Client, job: NewJob, number: int, born: str) -> Job:
+        """A job just enqueued, without asking for it: it is queued even if the server goes away now."""
+        self = cls.__new__(cls)
+        self._client, self._accepted, self.number, self.born = client, job, number, born
+        return self
+
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("_") or name == "view":
+        if name == "view":  # of a job just accepted: made when somebody looks at it
+            self.view = _accepted_view(self._accepted, self.number, self.born)
+            return self.view
+        if name.startswith("_"):
             raise AttributeError(name)
         return getattr(self.view, name)
 
@@ -78,6 +93,37 @@ class Job:
         self._client.wait([self], timeout)
         return self
 
+    def result(self, timeout: float | None = None) -> Any:
+        """Wait until it has ended, and return what its function returned; None for a plain command.
+
+        Args:
+            timeout: seconds, None for as long as it takes.
+
+        Raises:
+            JobFailed: it failed; the error has what the function raised.
+            JobCancelled: it was cancelled.
+            WaitTimeout: the time is over.
+            JobNotFound, JobGone: there is no such job any more.
+            ValueUnreadable: the value is no longer kept, or something to read it is not installed here.
+        """
+        from foxqueue import payload  # not needed by a plain command
+
+        self.wait(timeout)
+        if self.state == CANCELLED:
+            raise JobCancelled(self, self.detail or "")
+        if not self.succeeded:
+            raise _failure(self)
+        if not isinstance(self.view.spec.get("call"), dict):
+            return None
+        data = self._client.inspector.value(self.number)
+        self.refresh()  # afterwards: what was read belongs to the job that still has the number
+        if data is None:
+            raise ValueUnreadable(f"the value of job {self.number} is no longer kept")
+        try:
+            return payload.unpack(data)
+        except ValueError as error:
+            raise ValueUnreadable(f"the value of job {self.number} {error}") from error
+
     def cancel(self) -> Job:
         """Cancel it: at once while it waits; a running one is asked to stop, and ``wait`` tells when it has.
 
@@ -93,6 +139,26 @@ class Job:
             raise NotCancelled(f"job {self.number} cannot be cancelled: it had {self.state} before")
         return self
 
+    def requeue(self) -> Job:
+        """Put it back into the queue, failed or cancelled as it is: its attempts and losses are counted anew.
+
+        Raises:
+            NotRequeued: it is neither failed nor cancelled, or what it needs to run is no longer kept.
+            JobNotFound, JobGone: there is no such job.
+        """
+        word = self._client.broker.requeue(self.number, self.born, user())
+        if word == "missing":
+            raise JobNotFound(f"there is no job {self.number}")
+        self.refresh()
+        why = {
+            "no": f"it is {self.state}, not failed or cancelled",
+            "gone": "its environment is no longer kept: submit it again",
+            "unreadable": "its record in Redis cannot be read: submit it again",
+        }
+        if word in why:
+            raise NotRequeued(f"job {self.number} cannot be requeued: {why[word]}")
+        return self
+
     def logs(self) -> bytes:
         """What is kept of its output: the last 64 KiB, both streams as they came.
 
@@ -106,6 +172,27 @@ class Job:
     def follow(self) -> Iterator[bytes]:
         """Output as it comes, over all attempts, beginning with what is kept; ends when the job has ended."""
         return (piece.data for piece in self._client.pieces(self))
+
+
+def _failure(job: Job) -> JobFailed:
+    raised = job.view.result.get("exception")
+    texts = raised if isinstance(raised, dict) else {}
+    kind, message, trace = (str(texts.get(name) or "") for name in ("type", "message", "traceback"))
+    return JobFailed(job, job.reason or "", job.detail or "", kind, message, trace)
+
+
+def _accepted_view(job: NewJob, number: int, born: str) -> JobView:
+    fields = {
+        "state": PENDING,
+        "name": job.name,
+        "shape": job.shape,
+        "priority": str(job.priority),
+        "born": born,
+        "tick": born,
+        "retries": str(job.retries),
+        "submitted_at": str(int(born) // 1000),  # a tick is the server's clock in us
+    }
+    return view_of(number, {name: value.encode() for name, value in fields.items()}, job.spec, None)
 
 
 def same_job(view: JobView | None, number: int, born: str) -> JobView:

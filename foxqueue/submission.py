@@ -5,147 +5,286 @@ from __future__ import annotations
 import os
 import pwd
 import socket
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
-from typing import TypedDict
+from typing import Any, NamedTuple
 
 from foxqueue import capture
-from foxqueue.broker import NewJob
+from foxqueue.broker import Environment, NewJob
 from foxqueue.codec import pack
 from foxqueue.errors import InvalidInput
-from foxqueue.requirement import Requirement
-from foxqueue.units import DEFAULT_PRIORITY, parse_duration, parse_memory, parse_priority
+from foxqueue.wishes import OWN, Options, Wishes, check, check_own, short_name
 
 SPEC_VERSION = 1
 MAX_SPEC_BYTES = 4 * 1024 * 1024  # Linux starts no command with more than 2 MiB of arguments and environment
-MAX_NAME = 200
-MAX_RETRIES = 1000
-HASH_FIELD_BYTES = 64  # a longer field makes the whole job hash grow; the spec keeps the full name
-VISIBLE = ("index", "uuid")
+MAX_CALL_BYTES = 1024 * 1024
+REMEMBERED = 256  # different sets of options
 
 Word = str | bytes | os.PathLike[str] | os.PathLike[bytes]
+Function = str | Callable[..., Any]
+
+__all__ = ["Function", "Options", "Submission", "Submitter", "Word", "prepare", "user"]
 
 
-@dataclass(frozen=True)
-class Request:
-    """What a submitter asks for, as given; the defaults are those of the command line too.
+class Submission(NamedTuple):
+    """A checked request.
 
     Attributes:
-        argv: the command as a list, executed verbatim.
-        name: for people; empty is none.
-        priority: 0-9, or low, medium, high.
-        gpus: 1, or 0 for a CPU slot.
-        gpu_memory: floor of the device's memory, like ``8G``.
-        time_limit: seconds, or text like ``30m``; None is no limit.
-        retries: how many more attempts after a failed one.
-        retry_delay: before the first retry, seconds or text; doubles with each further one.
-        cwd: where it runs; the current directory by default.
-        env: variables set besides the captured environment.
-        tags: names and values for people.
-        visible: what CUDA_VISIBLE_DEVICES carries: ``index`` or ``uuid``.
-        umask: of the job; this process's by default.
+        wishes: its options.
+        name: as far as it fits into a field of the job's hash.
+        spec: what to run, packed.
+        environment: the captured one.
+        left_out: names of variables that stay behind, those given by hand not counted.
     """
 
-    argv: Sequence[Word]
-    name: str | None = None
-    priority: int | str = DEFAULT_PRIORITY
-    gpus: int = 1
-    gpu_memory: str | None = None
-    time_limit: float | str | None = None
-    retries: int = 0
-    retry_delay: float | str = 10.0
-    cwd: str | os.PathLike[str] | None = None
-    env: Mapping[str, str] | None = None
-    tags: Mapping[str, str] | None = None
-    description: str | None = None
-    model_type: str | None = None
-    visible: str = "index"
-    umask: int | None = None
-
-
-class Options(TypedDict, total=False):
-    """The same, for calls by keyword."""
-
-    name: str | None
-    priority: int | str
-    gpus: int
-    gpu_memory: str | None
-    time_limit: float | str | None
-    retries: int
-    retry_delay: float | str
-    cwd: str | os.PathLike[str] | None
-    env: Mapping[str, str] | None
-    tags: Mapping[str, str] | None
-    description: str | None
-    model_type: str | None
-    visible: str
-    umask: int | None
-
-
-@dataclass(frozen=True)
-class Submission:
-    """A checked request: the job to enqueue, what it needs, and which variables stay behind."""
-
-    job: NewJob
-    need: Requirement
+    wishes: Wishes
+    name: str
+    spec: bytes
+    environment: Environment
     left_out: tuple[str, ...]
 
+    def job(self, priority: int) -> NewJob:
+        """The job to enqueue."""
+        wishes = self.wishes
+        return NewJob(self.name, wishes.shape, priority, wishes.retries, wishes.retry_delay_ms, self.spec)
 
-def prepare(request: Request, environ: Mapping[str, str]) -> Submission:
-    """Check a request and capture the submitter's surroundings.
 
-    Raises:
-        InvalidInput: something is malformed; the text says what, and what is allowed.
+class _Surroundings:
+    """What of this process goes along with its jobs, as it was at one moment.
+
+    Args:
+        environ: the environment to capture.
     """
-    argv = command(request.argv)
-    cwd = directory(request.cwd, environ)
-    given = dict(request.env or {})
-    capture.check_env(given)
-    captured = capture.capture(environ, cwd, given)
-    if request.visible not in VISIBLE:
-        raise InvalidInput(f"visible {request.visible!r} is not understood: give index or uuid")
-    need = Requirement(_count(request.gpus, "gpus", 1), memory(request.gpu_memory))
-    name = _line(request.name, "name", MAX_NAME)
-    spec = {
-        "v": SPEC_VERSION,
-        "argv": argv,
-        "cwd": cwd,
-        "umask": capture.current_umask() if request.umask is None else _count(request.umask, "umask", 0o777),
-        "env": given,
-        "time_limit_s": time_limit(request.time_limit),
-        "visible": request.visible,
-        "tags": tags(request.tags),
-        "description": _line(request.description, "description", MAX_SPEC_BYTES),
-        "model_type": _line(request.model_type, "model type", MAX_NAME),
-        "submit_host": socket.gethostname(),
-        "user": user(),
-        "name": name,
-    }
+
+    __slots__ = ("_environ", "_here", "_process", "_store", "_usual", "environment", "left_out")
+
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        self._environ = environ
+        self._store = dict(capture.comparable(environ))
+        self._process = _process()
+        self._here = _here(environ, self._process[0])
+        self._usual: dict[Wishes, tuple[int, bytes, str]] = {}
+        captured = capture.capture(environ)
+        self.environment = Environment.of(captured.env)
+        self.left_out = captured.left_out
+
+    def hold(self) -> bool:
+        """Whether nothing has changed since."""
+        process = _process()
+        return (
+            self._store == capture.comparable(self._environ)
+            and self._process == process
+            and (self._here == process[0] or self._here == _here(self._environ, process[0]))
+        )
+
+    def spec(self, asked: dict[str, Any], wishes: Wishes) -> bytes:
+        """Pack a spec. What it has in common with earlier ones was packed with them.
+
+        Raises:
+            InvalidInput: there is no such directory, or a text cannot be written as UTF-8.
+        """
+        found = self._usual.get(wishes)
+        try:
+            if found is None:
+                found = self._pack_usual(wishes)
+            count, rest, cwd = found
+            # A map of up to 15 entries is a byte that says how many, and the entries.
+            packed = bytes([0x80 | count + len(asked)]) + pack(asked)[1:] + rest
+        except UnicodeEncodeError as error:  # half of a surrogate pair: no text, and no bytes of a file name either
+            raise InvalidInput(f"{error.object!r:.60} is not text: it cannot be written as UTF-8") from error
+        if wishes.cwd is not None and not os.path.isdir(cwd):  # noqa: PTH112 - at every submission
+            directory(cwd)
+        return packed
+
+    def _pack_usual(self, wishes: Wishes) -> tuple[int, bytes, str]:
+        _, umask, _ = self._process
+        cwd = self._here if wishes.cwd is None else directory(wishes.cwd)
+        if cwd is None:
+            raise InvalidInput("the current directory is gone: give one with -d DIR (--cwd)")
+        fields = {
+            "v": SPEC_VERSION,
+            "cwd": cwd,
+            "umask": umask if wishes.umask is None else wishes.umask,
+            "submit_host": socket.gethostname(),
+            "user": user(),
+            **wishes.spec,
+        }
+        found = (len(fields), pack(fields)[1:], cwd)
+        _remember(self._usual, wishes, found)
+        return found
+
+
+def _process() -> tuple[str | None, int, int]:
+    """This process's directory, None when it is gone, its umask and its user."""
     try:
-        packed = pack(spec)
-    except UnicodeEncodeError as error:  # half of a surrogate pair: no text, and no bytes of a file name either
-        raise InvalidInput(f"{error.object!r:.60} is not text: it cannot be written as UTF-8") from error
-    if len(packed) > MAX_SPEC_BYTES:
-        raise InvalidInput(f"the job is too large: {len(packed):,} bytes of command and texts, at most 4 MiB")
-    job = NewJob(
-        name=_short(name or ""),
-        shape=need.shape,
-        priority=parse_priority(request.priority),
-        retries=_count(request.retries, "retries", MAX_RETRIES),
-        retry_delay_ms=round(seconds(request.retry_delay, "retry delay") * 1000),
-        spec=packed,
-        env=captured.env,
-    )
-    return Submission(job, need, captured.left_out)
+        here = os.getcwd()  # noqa: PTH109 - text all the way: this runs at every submission
+    except OSError:
+        here = None
+    return here, capture.current_umask(), os.getuid()
+
+
+def _here(environ: Mapping[str, str], physical: str | None) -> str | None:
+    """The current directory as the shell calls it, if that is the same one."""
+    logical = environ.get("PWD", "")
+    if physical is None or logical == physical or not logical.startswith("/"):
+        return physical
+    try:
+        return logical if os.path.samefile(logical, physical) else physical  # noqa: PTH121
+    except (OSError, ValueError):
+        return physical
+
+
+def prepare(argv: Sequence[Word], options: Mapping[str, Any], environ: Mapping[str, str]) -> Submission:
+    """Check a request to run a command, once. See :meth:`Submitter.command`."""
+    return Submitter(environ).command(argv, options)
+
+
+class Submitter:
+    """Checks requests and captures this process's surroundings; what has not changed since is not done again.
+
+    Args:
+        environ: the environment to capture.
+    """
+
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        self._environ = environ
+        self._now: _Surroundings | None = None
+        self._checked: dict[tuple[Any, ...], Wishes] = {}
+
+    def command(self, argv: Sequence[Word], options: Mapping[str, Any]) -> Submission:
+        """A command as a submission.
+
+        Args:
+            argv: the command as a list.
+            options: see :class:`foxqueue.wishes.Options`.
+
+        Raises:
+            InvalidInput: something is malformed; the text says what, and what is allowed.
+        """
+        return self._command(argv, options, self._surroundings())
+
+    def call(
+        self, function: Function, args: Sequence[Any], kwargs: Mapping[str, Any] | None, options: Mapping[str, Any]
+    ) -> Submission:
+        """A Python call as a submission.
+
+        Args:
+            function: itself, or its name like ``package.module:function``.
+            args: positional arguments, plain data: see :mod:`foxqueue.payload`.
+            kwargs: arguments by name.
+            options: see :class:`foxqueue.wishes.Options`.
+
+        Raises:
+            InvalidInput: as above, or the function cannot be found by its name, or the arguments cannot be packed.
+        """
+        return self._call(function, args, kwargs, options, self._surroundings())
+
+    def many(self, requests: Iterable[Mapping[str, Any]]) -> list[Submission]:
+        """Check many requests; see :meth:`foxqueue.client.Client.submit_many`.
+
+        Raises:
+            InvalidInput: one is malformed; the text begins with its place, like ``requests[3]``.
+        """
+        if isinstance(requests, str | bytes | Mapping):
+            raise InvalidInput('requests are given as a list of mappings, like [{"argv": ["python", "train.py"]}]')
+        now = self._surroundings()
+        found = []
+        for at, request in enumerate(requests):
+            try:
+                found.append(self._request(request, now))
+            except InvalidInput as error:
+                raise InvalidInput(f"requests[{at}]: {error}") from error
+        return found
+
+    def _request(self, request: Any, now: _Surroundings) -> Submission:
+        if not isinstance(request, Mapping):
+            raise InvalidInput(f"{request!r:.60} is no mapping: give one like {{'argv': ['python', 'train.py']}}")
+        options = dict(request)
+        argv, function = options.pop("argv", None), options.pop("function", None)
+        if (argv is None) == (function is None):
+            raise InvalidInput("give either argv, a command, or function, a Python call")
+        if argv is not None:
+            return self._command(argv, options, now)
+        return self._call(function, options.pop("args", ()), options.pop("kwargs", None), options, now)
+
+    def _command(self, argv: Sequence[Word], options: Mapping[str, Any], now: _Surroundings) -> Submission:
+        return self._submission({"argv": command(argv)}, options, now)
+
+    def _call(
+        self,
+        function: Function,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any] | None,
+        options: Mapping[str, Any],
+        now: _Surroundings,
+    ) -> Submission:
+        from foxqueue import calls  # not needed by a plain command
+
+        where = calls.target(function)
+        named = {} if kwargs is None else kwargs
+        data = arguments(args, named)
+        call = {
+            "module": where.module,
+            "script": where.script,
+            "qualname": where.qualname,
+            "python": sys.executable or "",
+            "data": data,
+        }
+        asked = {"argv": [calls.text(where, args, named)], "call": call}
+        return self._submission(asked, options, now)
+
+    def _submission(self, asked: dict[str, Any], options: Mapping[str, Any], now: _Surroundings) -> Submission:
+        name, left_out = "", now.left_out
+        if not OWN.isdisjoint(options):
+            own = check_own(options)
+            asked.update(own)
+            options = {option: value for option, value in options.items() if option not in OWN}
+            name = short_name(own.get("name", ""))
+            left_out = tuple(variable for variable in left_out if variable not in own.get("env", ()))
+        wishes = self._wishes(options)
+        packed = now.spec(asked, wishes)
+        if len(packed) > MAX_SPEC_BYTES:
+            raise InvalidInput(f"the job is too large: {len(packed):,} bytes of command and texts, at most 4 MiB")
+        return Submission(wishes, name, packed, now.environment, left_out)
+
+    def _wishes(self, options: Mapping[str, Any]) -> Wishes:
+        """Checked options, from memory if these were checked before; 1, 1.0 and True are not the same."""
+        try:
+            key = (*options.items(), *map(type, options.values()))
+            found = self._checked.get(key)
+        except TypeError:  # a list or the like among them: nothing that can be asked for
+            return check(options)
+        if found is None:
+            found = check(options)
+            _remember(self._checked, key, found)
+        return found
+
+    def _surroundings(self) -> _Surroundings:
+        now = self._now
+        if now is None or not now.hold():
+            now = self._now = _Surroundings(self._environ)
+        return now
+
+
+def _remember(memory: dict[Any, Any], key: Any, value: Any) -> None:
+    if len(memory) >= REMEMBERED:
+        memory.clear()
+    memory[key] = value
 
 
 def user() -> str:
     """Login name of this process's user, or its number."""
+    return _login(os.getuid())
+
+
+@cache
+def _login(uid: int) -> str:
     try:
-        return pwd.getpwuid(os.getuid()).pw_name
+        return pwd.getpwuid(uid).pw_name
     except KeyError:
-        return str(os.getuid())  # containers run under numbers that no passwd file names
+        return str(uid)  # containers run under numbers that no passwd file names
 
 
 def command(argv: Sequence[Word]) -> list[str]:
@@ -155,25 +294,40 @@ def command(argv: Sequence[Word]) -> list[str]:
             'the command is one piece of text: give a list, like ["python", "train.py"]; for a shell ["sh", "-c", "…"]'
         )
     try:
-        words = [os.fsdecode(word) for word in argv]
+        words = [word if type(word) is str else os.fsdecode(word) for word in argv]
     except TypeError as error:
         raise InvalidInput(f"the command must be a list of text: {error}") from error
     if not words:
         raise InvalidInput("empty command: write it after --, like foxqueue submit -- python train.py")
     if not words[0]:
         raise InvalidInput("empty command: the program's name is an empty text")
-    if any("\0" in word for word in words):
+    if "\0" in "".join(words):
         raise InvalidInput("the command holds a NUL character, which no program can be given")
     return words
 
 
-def directory(given: str | os.PathLike[str] | None, environ: Mapping[str, str]) -> str:
+def arguments(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bytes:
+    """The arguments of a call, packed as one list of two: ``[args, kwargs]``."""
+    from foxqueue import payload  # not needed by a plain command
+
+    if not isinstance(args, list | tuple):
+        raise InvalidInput(f"args must be a list or a tuple, like (1, 'a'), not {args!r:.60}")
+    if not isinstance(kwargs, Mapping) or not all(isinstance(name, str) for name in kwargs):
+        raise InvalidInput(f"kwargs must map names to values, like {{'lr': 0.1}}, not {kwargs!r:.60}")
+    try:
+        data = b"\x92" + payload.pack(args, "args") + payload.pack(dict(kwargs), "kwargs")  # \x92: a list of two
+    except payload.Unpackable as error:
+        raise InvalidInput(str(error)) from error
+    if len(data) > MAX_CALL_BYTES:
+        raise InvalidInput(
+            f"the arguments take {len(data):,} bytes, at most 1 MiB can go along: "
+            "write the data to a file and give its path"
+        )
+    return data
+
+
+def directory(given: str | os.PathLike[str]) -> str:
     """The job's directory as an absolute path, symbolic links kept."""
-    if given is None:
-        try:
-            return _here(environ)
-        except OSError as error:
-            raise InvalidInput("the current directory is gone: give one with -d DIR (--cwd)") from error
     if not os.fspath(given):
         raise InvalidInput("the directory is an empty text: leave -d (--cwd) out for the current one")
     try:
@@ -189,69 +343,3 @@ def directory(given: str | os.PathLike[str] | None, environ: Mapping[str, str]) 
     except OSError as error:
         what = f"cannot be used ({error.strerror or error}): give"
     raise InvalidInput(f"directory {path} {what} another with -d DIR (--cwd)")
-
-
-def _here(environ: Mapping[str, str]) -> str:
-    physical = Path.cwd()
-    logical = Path(environ.get("PWD", ""))
-    try:
-        same = logical.is_absolute() and logical.samefile(physical)
-    except OSError:
-        same = False
-    return str(logical if same else physical)
-
-
-def memory(given: str | None) -> int:
-    """A memory floor in MiB; 0 for none."""
-    if given is None:
-        return 0
-    if not isinstance(given, str):
-        raise InvalidInput(f"GPU memory {given!r} has no unit: write it as text, like '8G' or '512M'")
-    return parse_memory(given)
-
-
-def time_limit(given: float | str | None) -> float | None:
-    """A time limit in seconds, or None."""
-    if given is None:
-        return None
-    limit = seconds(given, "time limit")
-    if limit <= 0:
-        raise InvalidInput("a time limit of 0 would end the job at once: leave it out for none")
-    return limit
-
-
-def seconds(given: float | str, what: str) -> float:
-    """Seconds from a number of them or text like ``30m``."""
-    if isinstance(given, str):
-        return parse_duration(given)
-    if isinstance(given, bool) or not isinstance(given, int | float) or not 0 <= given <= 365 * 86400:
-        raise InvalidInput(f"{what} {given!r} is not understood: give seconds up to a year, or text like '30m'")
-    return float(given)
-
-
-def tags(given: Mapping[str, str] | None) -> dict[str, str]:
-    """Tags, checked: text to text, names without ``=``."""
-    found = dict(given or {})
-    for name, value in found.items():
-        if not isinstance(name, str) or not isinstance(value, str) or not name or "=" in name:
-            raise InvalidInput(f"tag {name!r}: {value!r} is malformed: name and value must be text, like model=dqn")
-    return found
-
-
-def _count(value: int, what: str, most: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= most:
-        raise InvalidInput(f"{what} {value!r} is not possible: give 0 to {most}")
-    return value
-
-
-def _line(value: str | None, what: str, most: int) -> str | None:
-    if value is not None and not isinstance(value, str):
-        raise InvalidInput(f"{what} {value!r} must be text")
-    if value and len(value) > most:
-        raise InvalidInput(f"the {what} has {len(value):,} characters: at most {most:,}")
-    return value or None
-
-
-def _short(name: str) -> str:
-    data = name.encode("utf-8", "surrogateescape")[:HASH_FIELD_BYTES]
-    return data.decode("utf-8", "ignore")

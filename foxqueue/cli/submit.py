@@ -29,10 +29,9 @@ DETACHED = 130  # what a shell shows for a command that Ctrl-C ended
 @click.option(
     "-p",
     "--priority",
-    default="medium",
-    show_default=True,
     metavar="P",
-    help="0 to 9, or low (2), medium (5), high (8). Higher runs first, and old jobs overtake.",
+    help="0 to 9, or low (2), medium (5), high (8). Higher runs first, and old jobs overtake.  [default: by model "
+    "type, else medium]",
 )
 @click.option("--gpus", type=Whole(0, 1), default=1, show_default=True, help="1 GPU, or 0: a CPU slot.")
 @click.option("--gpu-memory", metavar="SIZE", help="Floor of the GPU's memory, like 8G.")
@@ -49,7 +48,7 @@ DETACHED = 130  # what a shell shows for a command that Ctrl-C ended
 @click.option("-e", "--env", "variables", multiple=True, metavar="K=V|NAME", help="Set, or pass on, a variable.")
 @click.option("--tag", "tags", multiple=True, metavar="K=V", help="A name and a value for people.")
 @click.option("--description", metavar="TEXT", help="For people.")
-@click.option("--model-type", metavar="TEXT", help="For people: what is trained.")
+@click.option("--model-type", metavar="TEXT", help="What is trained: for people, and for the priority.")
 @click.option(
     "--visible",
     type=click.Choice(["index", "uuid"]),
@@ -83,14 +82,14 @@ def submit(
     like secrets; -e NAME passes one of those on.
     """
     from foxqueue.capture import explicit
-    from foxqueue.submission import Request, prepare
+    from foxqueue.submission import prepare
 
     if as_json and (wait or quiet):
         raise click.UsageError("--json goes with neither --wait nor --quiet: stdout carries one thing")
     given = explicit(variables, os.environ)
-    submission = prepare(Request(argv, env=given, tags=_tags(tags), **options), os.environ)
+    submission = prepare(argv, {"env": given, "tags": _tags(tags), **options}, os.environ)
     fox = client()
-    job = fox.enqueue(submission)
+    job = fox.put(submission)
     for warning in fox.warnings:
         output.say(warning)
     if not wait:

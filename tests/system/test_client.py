@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -11,16 +12,12 @@ import pytest
 from pretend import register, silence
 from queue_driver import Queue
 from servers import RealServer
+from shell import Shell
 
-from foxqueue import (
-    Client,
-    InvalidInput,
-    Job,
-    ServerRefused,
-    Unsatisfiable,
-)
+from foxqueue import Client, InvalidInput, Job, ServerRefused, Unsatisfiable, judging
 from foxqueue.states import WAIT_REASONS
 from foxqueue.submission import user
+from foxqueue.wishes import Options
 
 
 def numbers(jobs: list[Job]) -> list[int]:
@@ -55,6 +52,13 @@ def test_a_hundred_threads_submit_at_once(fox: Client) -> None:
     assert {job.name for job in fox.jobs(limit=200)} == {f"n{at}" for at in range(100)}
 
 
+@pytest.fixture
+def looking(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client that looks at the devices at every submission."""
+    monkeypatch.setattr(judging, "LOOK_KEPT_S", -1.0)
+
+
+@pytest.mark.usefixtures("looking")
 def test_more_memory_than_any_device_has_is_refused_with_the_numbers(fox: Client, queue: Queue) -> None:
     assert fox.submit(["true"], gpu_memory="80G").state == "pending"
     assert "no device is registered" in fox.warnings[0]
@@ -72,6 +76,7 @@ def test_more_memory_than_any_device_has_is_refused_with_the_numbers(fox: Client
     assert "no worker is running" in fox.warnings[0]
 
 
+@pytest.mark.usefixtures("looking")
 def test_a_kind_of_device_that_is_not_registered_gives_a_warning(fox: Client, queue: Queue) -> None:
     register(queue, "SIM-1")
     fox.submit(["true"], gpus=0)
@@ -80,6 +85,56 @@ def test_a_kind_of_device_that_is_not_registered_gives_a_warning(fox: Client, qu
     register(queue, "CPU-1", kind="cpu", memory_total_mib=None)
     fox.submit(["true"], gpu_memory="8G")
     assert "only CPU slots" in fox.warnings[0]
+
+
+def test_devices_are_looked_at_once_a_second(fox: Client, queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = []
+    devices = fox.inspector.devices
+    monkeypatch.setattr(fox.inspector, "devices", lambda: looks.append(time.monotonic()) or devices())
+    register(queue, "SIM-1")
+    end = time.monotonic() + 2.5
+    while time.monotonic() < end:
+        fox.submit(["true"])
+    assert 3 <= len(looks) <= 4
+    assert all(1 <= later - earlier < 1.5 for earlier, later in itertools.pairwise(looks))
+
+
+def test_nothing_is_refused_by_an_old_look(fox: Client, queue: Queue) -> None:
+    register(queue, "SIM-1", memory_total_mib=8192)
+    fox.submit(["true"])
+    with pytest.raises(Unsatisfiable, match="has 8G"):
+        fox.submit(["true"], gpu_memory="24G")
+    register(queue, "SIM-2", "w2")
+    fox.submit(["true"], gpu_memory="24G")
+    assert fox.warnings == []
+
+
+# Priorities by model type
+
+
+def test_the_model_type_gives_the_priority_unless_one_is_given(fox: Client, queue: Queue) -> None:
+    queue.broker.change_settings({"priority:LLama": "8", "priority:dqn": "1"}, "me")
+    given: list[tuple[Options, int]] = [
+        ({"model_type": "llama"}, 8),
+        ({"model_type": "LLaMA"}, 8),
+        ({"model_type": "dqn"}, 1),
+        ({"model_type": "other"}, 5),
+        ({}, 5),
+        ({"model_type": "llama", "priority": "low"}, 2),
+        ({"model_type": "llama", "priority": 0}, 0),
+        ({"model_type": "llama", "priority": None}, 8),
+    ]
+    jobs = [fox.submit(["true"], **options) for options, _ in given]
+    many = fox.submit_many([{"argv": ["true"], **options} for options, _ in given])
+    for job, again, (_, priority) in zip(jobs, many, given, strict=True):
+        assert (job.priority, fox.job(job.number).priority, again.priority) == (priority,) * 3
+
+
+def test_the_command_line_goes_by_the_model_type_too(fox: Client, queue: Queue, shell: Shell) -> None:
+    queue.broker.change_settings({"priority:llama": "8"}, "me")
+    for options in (["--model-type", "Llama"], [], ["--model-type", "llama", "-p", "low"]):
+        shell.fox("submit", *options, "--", "true")
+    assert [fox.job(number).priority for number in (1, 2, 3)] == [8, 5, 2]
 
 
 # Listing
@@ -251,7 +306,7 @@ def test_figures_of_the_queue(fox: Client, queue: Queue) -> None:
     queue.fail(worker.claim(), delay_ms=None)
     worker.claim()
     redis, keys = queue.broker.redis, queue.broker.keys
-    redis.hset(keys.job(1), "submitted_at", queue.broker.server_time_ms() - 90_000)
+    redis.hset(keys.job(1), "tick", (queue.broker.server_time_ms() - 90_000) * 1000)
     found = fox.stats()
     assert 90 <= found.pop("oldest_pending_s") < 100
     assert 0 <= found.pop("last_claim_s") < 10
