@@ -2,12 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
+from foxqueue import codec
 from foxqueue.broker import Broker
 from foxqueue.retry import backoff
 from foxqueue.scripts import Call
 from workers.verdict import Verdict
 
 MAX_DETAIL = 400  # characters of a detail in the job's hash; the exit record has it all
+
+
+def outcome_of(record: Mapping[str, Any] | None, verdict: Verdict) -> bytes:
+    """What came out of a run, packed: the exit record, and what a call raised.
+
+    Args:
+        record: None when there is none.
+        verdict: how the run ended.
+    """
+    raised = {} if verdict.exception is None else {"exception": dict(verdict.exception)}
+    return codec.pack({**(record or {}), **raised})
 
 
 def ending_call(
@@ -29,7 +44,7 @@ def ending_call(
     """
     match verdict.verb:
         case "complete":
-            return broker.complete_call(number, fence, outcome)
+            return broker.complete_call(number, fence, outcome, verdict.value)
         case "release":
             return broker.release_call(number, fence, verdict.detail)
         case "lose":

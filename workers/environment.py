@@ -16,6 +16,7 @@ def job_environment(
     claimed: Claimed,
     device: Device,
     *,
+    cwd: str,
     visible: str,
     mark: str,
     files: Path,
@@ -27,6 +28,7 @@ def job_environment(
         given: of ``-e``.
         claimed: the run.
         device: what the job has.
+        cwd: where it runs.
         visible: ``index`` or ``uuid``, what CUDA_VISIBLE_DEVICES carries.
         mark: names the run's processes.
         files: directory for scratch and checkpoints.
@@ -40,6 +42,7 @@ def job_environment(
         "FOXQUEUE_GPUS": "" if device.kind == "cpu" else device.uuid,
         "FOXQUEUE_DIR": str(files),
         MARK: mark,
+        "PWD": cwd,
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
         "CUDA_VISIBLE_DEVICES": cuda_visible(device, visible),
     }

@@ -41,7 +41,7 @@ def left_behind(config: Config, device: Device) -> ProcessId | None:
 
 def left_workers(config: Config) -> list[ProcessId]:
     """All living workers of this home and namespace on this machine."""
-    found = (_process(record, "process") for record in _records(config, "worker"))
+    found = (_process(record, "process") for record in records(config, "worker"))
     return list(dict.fromkeys(process for process in found if process))
 
 
@@ -120,7 +120,7 @@ def named_runner(config: Config, device: Device) -> ProcessId | None:
 def lone_runs(config: Config) -> list[LoneRun]:
     """All runs of this home and namespace that no worker watches any more."""
     found = []
-    for record in _records(config, "gpu"):
+    for record in records(config, "gpu"):
         mark = record.get("mark")
         if not isinstance(mark, str) or _process(record, "worker"):
             continue  # no run, or its worker, started by hand or not yet dead, sees to it
@@ -169,7 +169,7 @@ def _lock(config: Config, device: Device, role: Role) -> DeviceLock:
     return DeviceLock(device.uuid, role, lock_places(device.kind, config.machine_dir, os.environ))
 
 
-def _records(config: Config, role: Role) -> Iterator[dict[str, Any]]:
+def records(config: Config, role: Role) -> Iterator[dict[str, Any]]:
     """What the lock files of one role say, as far as it is about this home and namespace."""
     for kind in ("nvml", "simulated"):
         places: list[Path] = []

@@ -11,6 +11,7 @@ from foxqueue.broker import Broker
 from foxqueue.errors import ServerError
 
 BLOCK_S = 5  # bounds how long a half-open connection can deafen us, with the client's time-out on top
+BRIEFLY_S = 0.01  # the first block after an error: that the server answers again must be told at once
 
 
 class Listener(threading.Thread):
@@ -34,9 +35,10 @@ class Listener(threading.Thread):
         """The thread."""
         pause = 0.0
         while True:
+            block_s = BRIEFLY_S if pause else BLOCK_S
             try:
                 with self._connection.errors("listening"):
-                    found: Any = self._client.blpop([self._key], timeout=BLOCK_S)
+                    found: Any = self._client.blpop([self._key], timeout=block_s)
             except ServerError:
                 pause = min(max(pause * 2, 0.05), 1.0)
                 time.sleep(pause)

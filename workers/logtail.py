@@ -58,6 +58,11 @@ class LogTail:
         self._sent = offset + len(data)
         return True
 
+    def was_cut(self, size: int) -> None:
+        """The file, of ``size`` bytes then, was cut to nothing; what comes goes on behind them."""
+        self._sent += max(size - self._read, 0)
+        self._read = 0
+
     def _pieces(self) -> list[tuple[int, bytes]]:
         try:
             with self._path.open("rb") as file:

@@ -17,7 +17,13 @@ class BadPayload(ValueError):
 
 @dataclass(frozen=True)
 class Plan:
-    """A command and its surroundings. ``time_limit_s`` is None without a limit."""
+    """A command and its surroundings.
+
+    Attributes:
+        time_limit_s: None without a limit.
+        call: what to call, None for a command: module or script, qualname, python (the submitter's interpreter), data
+            (the arguments, packed).
+    """
 
     argv: list[str]
     cwd: str
@@ -25,6 +31,7 @@ class Plan:
     env: dict[str, str]
     visible: str
     time_limit_s: float | None
+    call: dict[str, Any] | None = None
 
 
 def read_plan(packed: bytes) -> Plan:
@@ -46,10 +53,22 @@ def read_plan(packed: bytes) -> Plan:
         env=read_environment(spec.get("env") or {}),
         visible=_of(str, spec.get("visible") or "index", "its choice of visible devices"),
         time_limit_s=None if limit is None else float(_of((int, float), limit, "its time limit")),
+        call=None if spec.get("call") is None else _call(spec["call"]),
     )
     if plan.visible not in ("index", "uuid"):
         raise BadPayload("its choice of visible devices cannot be read")
     return plan
+
+
+def _call(value: Any) -> dict[str, Any]:
+    call: dict[str, Any] = _of(dict, value, "what it should call")
+    module, script, python = (call.get(name) for name in ("module", "script", "python"))
+    for text in (module, script, python):
+        _of((str, type(None)), text, "what it should call")
+    qualname, data = _of(str, call.get("qualname"), "its function"), _of(bytes, call.get("data"), "its arguments")
+    if bool(module) is bool(script):
+        raise BadPayload("what it should call cannot be read")
+    return {"module": module, "script": script, "qualname": qualname, "python": python, "data": data}
 
 
 def read_captured(packed: bytes) -> dict[str, str]:

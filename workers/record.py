@@ -30,20 +30,7 @@ class RecordFile:
     def __init__(self, run_dir: bytes) -> None:
         self._temporary = os.path.join(run_dir, _TEMPORARY.encode())
         self._final = os.path.join(run_dir, RECORD_NAME.encode())
-        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
-        self._fd = os.open(self._temporary, flags, 0o600)
-        try:
-            try:
-                os.posix_fallocate(self._fd, 0, RECORD_BYTES)
-            except OSError as error:
-                if error.errno not in _NO_FALLOCATE:
-                    raise
-                os.pwrite(self._fd, bytes(RECORD_BYTES), 0)
-        except OSError:
-            os.close(self._fd)
-            with contextlib.suppress(OSError):
-                os.unlink(self._temporary)
-            raise
+        self._fd = reserve(self._temporary, RECORD_BYTES)
 
     def write(self, record: dict[str, Any]) -> None:
         """Write the record and give it its name, in one step for every reader.
@@ -58,6 +45,40 @@ class RecordFile:
         finally:
             os.close(self._fd)
         os.rename(self._temporary, self._final)
+
+
+def reserve(path: bytes, size: int) -> int:
+    """Make a file for this user alone that has its room on the disk already.
+
+    Args:
+        path: where.
+        size: bytes.
+
+    Returns:
+        A descriptor of it, to write to.
+
+    Raises:
+        OSError: it cannot be made, or the disk is full; then there is no such file.
+    """
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    try:
+        try:
+            os.posix_fallocate(descriptor, 0, size)
+        except OSError as error:
+            if error.errno not in _NO_FALLOCATE:
+                raise
+            os.pwrite(descriptor, bytes(size), 0)
+    except OSError:
+        os.close(descriptor)
+        with contextlib.suppress(OSError):
+            os.unlink(path)
+        raise
+    return descriptor
+
+
+def is_lack_of_room(error: BaseException | None) -> bool:
+    """Whether something failed because the disk is full, or the user's share of it."""
+    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 def _fit(record: dict[str, Any]) -> bytes:

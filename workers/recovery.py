@@ -15,6 +15,8 @@ from foxqueue.broker import Broker
 from foxqueue.errors import LeftoverProcesses, ServerError
 from foxqueue.locks import DeviceLock
 from foxqueue.processes import ProcessId, kill_marked
+from workers.calling import take_report
+from workers.ending import outcome_of
 from workers.logtail import LogTail
 from workers.runs import MARK, output_path, read_exit_record
 from workers.verdict import Verdict, judge
@@ -34,8 +36,8 @@ class LeftRun:
     fence: str
     instance: str
     run_dir: Path
-    record: dict[str, Any] | None
     verdict: Verdict
+    outcome: bytes
 
 
 def take_over(lock: DeviceLock, ours: Callable[[Mapping[str, Any]], bool], wait: Callable[[], bool]) -> bool:
@@ -115,10 +117,12 @@ def clean_up(lock: DeviceLock, ours: Callable[[Mapping[str, Any]], bool]) -> Lef
         number, fence, instance = int(record["job"]), int(record["fence"]), str(record["instance"])
         run_dir = Path(record["run_dir"])
         exit_record = read_exit_record(run_dir, fence)
+        limit = record.get("call_limit")
+        report = None if limit is None else take_report(run_dir, int(limit))
     except (KeyError, TypeError, ValueError):
         return None
-    verdict = judge(exit_record, record.get("time_limit_s"))
-    return LeftRun(number, str(fence), instance, run_dir, exit_record, verdict)
+    verdict = judge(exit_record, record.get("time_limit_s"), report)
+    return LeftRun(number, str(fence), instance, run_dir, verdict, outcome_of(exit_record, verdict))
 
 
 def tail_of(broker: Broker, left: LeftRun) -> LogTail:

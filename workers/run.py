@@ -9,17 +9,20 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from foxqueue import codec
 from foxqueue.broker import Broker, Claimed, NamespaceSettings
 from foxqueue.errors import ServerError, ServerRefused, ServerUnavailable
 from foxqueue.gpu import Device
 from foxqueue.locks import DeviceLock
 from foxqueue.processes import ProcessId, kill_marked
+from workers import calling
+from workers.ending import outcome_of
 from workers.environment import job_environment
 from workers.heartbeat import Beating, Heart
 from workers.inbox import Event, Inbox
 from workers.logtail import LogTail
+from workers.output import SLACK_BYTES, BoundedOutput
 from workers.plan import BadPayload, Plan, read_captured, read_plan
+from workers.record import is_lack_of_room
 from workers.runs import (
     MARK,
     RunnerHandle,
@@ -73,9 +76,11 @@ class Run:
         self._born, self._fence = int(claimed.born), int(claimed.fence)
         self.mark = mark_of(claimed.instance, claimed.number, self._born, self._fence)
         self.time_limit_s: float | None = None
+        self._call_limit: int | None = None  # bytes that a call may return; None for a command
         self._runner: RunnerHandle | None = None
         self._run_dir: Path | None = None
         self._tail: LogTail | None = None
+        self._output: BoundedOutput | None = None
         self._killed_for: set[str] = set()
         self._drain_until: float | None = None
         self._record: dict[str, Any] | None = None
@@ -102,8 +107,9 @@ class Run:
         try:
             plan = read_plan(claimed.spec)
             self.time_limit_s = plan.time_limit_s
+            self._call_limit = self._result_bytes() if plan.call else None
             order = self._order(plan, self._environment(plan))
-            self._prepare(runner, record)
+            self._prepare(runner, record, plan)
         except BadPayload as error:
             return Verdict("fail", "bad_payload", str(error))
         except (ServerUnavailable, ServerRefused) as error:
@@ -111,7 +117,10 @@ class Run:
         except ServerError as error:
             return Verdict("fail", "bad_payload", f"its environment cannot be read: {error}")
         except OSError as error:
-            return Verdict("fail", "launch_error", f"the run cannot be prepared: {error}")
+            text = f"the run cannot be prepared: {error}"
+            if is_lack_of_room(error):
+                return Verdict("release", detail=text, no_room=True)
+            return Verdict("fail", "launch_error", text)
         try:
             runner.start(order, self._lock.fds)
         except OSError as error:
@@ -130,12 +139,20 @@ class Run:
             plan.env,
             self.claimed,
             self._device,
+            cwd=plan.cwd,
             visible=plan.visible,
             mark=self.mark,
             files=files_dir(self._jobs_dir / self.mark),
         )
 
-    def _prepare(self, runner: RunnerHandle, record: dict[str, Any]) -> None:
+    def _result_bytes(self) -> int:
+        """What a call may return, as the namespace says now."""
+        try:
+            return self._broker.settings().max_result_bytes
+        except ServerError:
+            return self._settings.max_result_bytes
+
+    def _prepare(self, runner: RunnerHandle, record: dict[str, Any], plan: Plan) -> None:
         """Write down what is about to run, then make its directory: a successor finds it from here on."""
         claimed = self.claimed
         run_dir = self._jobs_dir / self.mark
@@ -148,22 +165,27 @@ class Run:
             "run_dir": str(run_dir),
             "mark": self.mark,
             "time_limit_s": self.time_limit_s,
+            "call_limit": self._call_limit,
             "runner": runner.identity.to_dict() if runner.identity else None,
         }
         self._lock.write(self._written)
         self._run_dir = make_run_dir(self._jobs_dir, claimed.instance, claimed.number, self._born, self._fence)
+        if plan.call:
+            calling.put_down(plan.call, self._run_dir)
         self._tail = LogTail(self._broker, claimed.number, claimed.fence, output_path(self._run_dir))
+        self._output = BoundedOutput(output_path(self._run_dir))
 
     def _order(self, plan: Plan, environ: dict[str, str]) -> dict[str, Any]:
+        run_dir = self._jobs_dir / self.mark
         return {
             "job": self.claimed.number,
             "born": self._born,
             "fence": self._fence,
-            "argv": plan.argv,
+            "argv": calling.command(plan.call, run_dir, self._call_limit or 0) if plan.call else plan.argv,
             "env": environ,
             "cwd": plan.cwd,
             "umask": plan.umask,
-            "run_dir": str(self._jobs_dir / self.mark),
+            "run_dir": str(run_dir),
             "time_limit_s": self.time_limit_s,
             "grace_s": GRACE_S,
             "beat_grace_s": self._beat_grace_s,
@@ -210,13 +232,19 @@ class Run:
                 self._drain(stops)
             if self._drain_until is not None and time.monotonic() >= self._drain_until:
                 self._kill("shutdown", GRACE_S, "its worker stops")
-            if self._tail is not None:
-                self._tail.pump()
+            self._look_at_output()
             each_look()
             if self._record is None and self._lost_runner(runner):
                 heart.runner_gone = True
                 break
         self._finish(runner, keep())
+
+    def _look_at_output(self, slack: int = SLACK_BYTES) -> None:
+        if self._tail is not None and self._output is not None:
+            self._tail.pump()
+            cut = self._output.trim(slack)
+            if cut:
+                self._tail.was_cut(cut)
 
     def _hear(self, runner: RunnerHandle) -> None:
         for message in runner.hear():
@@ -289,17 +317,22 @@ class Run:
             _log.error("job %d: its runner died", self.claimed.number)
             self._sweep_up(runner, keep)
 
+        self._look_at_output(0)
+
     def tail_in(self) -> bool:
         """Send the last output. False when Redis is away: it has to be in before the outcome is told."""
         return self._tail is None or self._tail.pump()
 
     def verdict(self) -> Verdict:
         """How the run ended."""
-        return judge(self._record, self.time_limit_s)
+        report = None
+        if self._call_limit is not None and self._run_dir is not None:
+            report = calling.take_report(self._run_dir, self._call_limit)
+        return judge(self._record, self.time_limit_s, report)
 
-    def outcome(self) -> bytes:
+    def outcome(self, verdict: Verdict) -> bytes:
         """What came out, packed."""
-        return codec.pack(self._record or {})
+        return outcome_of(self._record, verdict)
 
     def close(self) -> RunnerHandle | None:
         """Let go of the runner; its process is waited for by the caller, later."""

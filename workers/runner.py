@@ -25,7 +25,7 @@ from typing import Any, Final
 from foxqueue.processes import ProcessId, become_subreaper, fill_standard_fds
 from workers import launch, tree
 from workers.channel import Channel, Message
-from workers.record import RecordFile
+from workers.record import RecordFile, is_lack_of_room
 
 TAKEOVER_GRACE_S: Final = 2.0
 REST_GRACE_S: Final = 2.0  # for what a job leaves behind when its main process has ended by itself
@@ -84,6 +84,7 @@ class Run:
         self._pid: int | None = None
         self._status: int | None = None
         self._error: str | None = None
+        self._no_room = False
         self._output: int | None = None
         self._started_ms = 0
 
@@ -97,9 +98,10 @@ class Run:
             if self._may_start():
                 self._start(self._output)
         except launch.LaunchError as error:
-            self._error = str(error)
+            self._error, self._no_room = str(error), is_lack_of_room(error.__cause__)
         except OSError as error:
             self._error = str(launch.run_dir_fault(self._order.run_dir, error))
+            self._no_room = is_lack_of_room(error)
         if self._pid is not None:
             self._watch()
         record = self._record()
@@ -222,6 +224,7 @@ class Run:
             "why": self._why,
             "killed": self._killing,
             "error": self._error,
+            "no_room": self._no_room,
             "started_ms": self._started_ms or ended_ms,
             "ended_ms": ended_ms,
             "max_rss_kib": usage.ru_maxrss,
@@ -247,6 +250,7 @@ def blank_record(job: Any, born: Any, fence: Any) -> dict[str, Any]:
         "why": None,
         "killed": False,
         "error": None,
+        "no_room": False,
         "started_ms": now_ms,
         "ended_ms": now_ms,
         "max_rss_kib": 0,

@@ -5,7 +5,7 @@ attached), ``feed`` {until} and ``kill`` {why, grace_s}. Of the runner: ``ready`
 ``fed`` {until} for each feed it took, ``exited`` {record}. The exit record: job, born, fence, exit_code and signal
 of the main process, core, why (cancel, shutdown, lease_lost, stale, timeout, worker_lost or takeover: what we ended
 it for), killed (SIGKILL was needed for some process), error (it could not be started: what and how to cure it),
-started_ms and ended_ms (epoch), max_rss_kib, user_s, system_s, output_bytes.
+no_room (because the disk is full), started_ms and ended_ms (epoch), max_rss_kib, user_s, system_s, output_bytes.
 """
 
 from __future__ import annotations

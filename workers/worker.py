@@ -14,7 +14,7 @@ from foxqueue import codec
 from foxqueue.broker import Broker, Claimed, NamespaceSettings, Reply
 from foxqueue.config import Config
 from foxqueue.errors import ServerError, ServerUnavailable
-from foxqueue.gpu import Device, Probe, discover, find
+from foxqueue.gpu import Device, discover, find
 from foxqueue.places import home_id
 from foxqueue.processes import ProcessId, become_subreaper, children
 from foxqueue.scripts import Call
@@ -23,16 +23,19 @@ from workers.heartbeat import Heart
 from workers.holding import Holding
 from workers.inbox import Event, Inbox
 from workers.listener import Listener
+from workers.output import BoundedOutput
 from workers.presence import Presence
+from workers.purged import PurgedFiles
 from workers.questions import Questions
+from workers.readiness import Readiness
 from workers.recovery import LeftRun, tail_of
+from workers.room import Room
 from workers.run import Run
-from workers.runs import RunnerHandle, spawn_runner
+from workers.runs import RunnerHandle, output_path, spawn_runner
 from workers.verdict import Verdict
 
 POLL_S = 5.0  # an idle worker asks at least this often, whatever wake-ups say
 AWAY_S = 1.0  # between tries while Redis is away
-AT_ONCE_S = 0.005  # a device that is clean within this is claimed for in the round trip that ends the last job
 DUE_S = 0.005  # on top of the time until a job is due, so that it is due when asked for
 GIVE_UP_S = 10.0  # that an outcome is still tried to be told when the worker is to stop
 
@@ -63,15 +66,16 @@ class Worker:
         self._inbox = Inbox()
         self._heart = Heart(broker_for_beats, settings, self._inbox.put)
         self._listener = Listener(broker, self.name, self._inbox.put)
-        self._probe = Probe(device)
         self._presence = Presence(broker, device, self.name, self.host)
+        self._room = Room(config.jobs_dir)
+        self._readiness = Readiness(device, self._presence, self._holding, self._room)
+        self._purged = PurgedFiles(config, broker)
         self._poll_s = min(POLL_S, settings.beat_ms / 1000)
         self._standby: RunnerHandle | None = None
         self._done: list[RunnerHandle] = []
         self._questions = Questions(broker, self.name, device, self.host)
         self._answered: Reply | None = None
         self._is_away = False
-        self._said = ""
 
     # --- life ------------------------------------------------------------------------------------------
 
@@ -102,13 +106,14 @@ class Worker:
         return not self._inbox.stops
 
     def _tell_left(self, left: LeftRun) -> bool:
-        call = ending_call(self._broker, left.number, left.fence, left.verdict, codec.pack(left.record or {}))
+        call = ending_call(self._broker, left.number, left.fence, left.verdict, left.outcome)
         instance = self._instance()
         if instance is None:
             return False
         if call is None or left.instance != instance:
             return True  # in another life of Redis there is nobody to tell
         word = self._insist(call, tail_of(self._broker, left).pump)
+        BoundedOutput(output_path(left.run_dir)).trim(0)
         _log.warning("job %d, left by a dead worker: %s -> %s", left.number, left.verdict.verb, word)
         return word is not None
 
@@ -147,7 +152,7 @@ class Worker:
         if self._standby is not None:
             self._standby.close()
         self._reap()
-        self._probe.close()
+        self._readiness.close()
         _log.info("worker %s stopped", self.name)
 
     def _give_back(self, reply: Reply) -> None:
@@ -160,11 +165,12 @@ class Worker:
     def _turn(self) -> None:
         """Look, claim, run; or wait."""
         self._reap()
+        self._purged.look()
         if self._answered is not None:
             reply, self._answered = self._answered, None
             self._answer(reply)
             return
-        if self._questions.unanswered is None and not self._usable():
+        if self._questions.unanswered is None and not self._readiness.usable():
             self._presence.register()
             self._stand_aside()
             self._wait(self._poll_s)
@@ -178,20 +184,6 @@ class Worker:
         self._questions.unanswered = None
         self._back()
         self._answer(reply)
-
-    def _usable(self) -> bool:
-        """Look at the device, and take its file lock."""
-        seen = self._presence.look(self._probe.look(ours=()))
-        if seen.state != "free":
-            self._say(f"{self._device.ref} is {seen.state}: {seen.detail}")
-            return False
-        held = self._holding.try_use()
-        if held:
-            self._presence.overlay("held", held)
-            self._say(f"{self._device.ref} is held: {held}")
-            return False
-        self._say("")
-        return True
 
     def _answer(self, reply: Reply) -> None:
         if reply.word == "ok":
@@ -253,11 +245,14 @@ class Worker:
         used = run.close()
         if used is not None:
             self._done.append(used)
-        self._end(claimed, verdict, run.outcome(), run.tail_in)
+        if verdict.no_room:
+            self._room.refuse(verdict.detail)
+        self._end(claimed, verdict, run.outcome(verdict), run.tail_in)
 
     def _while_running(self) -> None:
         if self._standby is None:
             self._standby = spawn_runner()
+        self._purged.look()
         state = "draining" if self._inbox.stops else "busy"
         if state != self._presence.state or self._presence.silent_s() >= self._settings.beat_ms / 1000:
             self._presence.state = state
@@ -295,7 +290,7 @@ class Worker:
             claims: whether the next claim may ride along.
         """
         gave_up_at = None
-        if claims and self._clean_at_once():
+        if claims and self._readiness.at_once():
             self._questions.ask(self._presence.seen)
         while True:
             self._heart.moved = time.monotonic()
@@ -320,13 +315,6 @@ class Worker:
         self._back()
         return ended.word
 
-    def _clean_at_once(self) -> bool:
-        patience, self._probe.timeout_s = self._probe.timeout_s, AT_ONCE_S
-        try:
-            return self._presence.look(self._probe.look(ours=())).state == "free"
-        finally:
-            self._probe.timeout_s = patience
-
     # --- waiting and telling ---------------------------------------------------------------------------
 
     def _stand_aside(self) -> None:
@@ -346,12 +334,6 @@ class Worker:
         if self._is_away:
             _log.info("Redis answers again")
             self._is_away = False
-
-    def _say(self, text: str) -> None:
-        """Log a state of the device once, not at every poll."""
-        if text and text != self._said:
-            _log.warning("%s", text)
-        self._said = text
 
     def _other_runners(self) -> list[int]:
         """Children that belong to no run now: the runner that stands by, and those that have finished."""

@@ -73,3 +73,16 @@ def test_a_job_that_truncates_its_own_output_is_still_followed(tmp_path: Path) -
     file.write_bytes(b"short\n")
     tail.pump()
     assert [(offset, data) for offset, _, data in sent.pieces] == [(0, b"a long line\n"), (12, b"short\n")]
+
+
+def test_offsets_go_on_when_the_worker_itself_cuts_the_file(tmp_path: Path) -> None:
+    file, sent = tmp_path / "output.log", Sent()
+    tail = LogTail(sent, 1, "5", file)
+    file.write_bytes(b"seen")
+    tail.pump()
+    file.write_bytes(b"seen, and some that was not")
+    tail.was_cut(27)
+    file.write_bytes(b"[cut]\n, and a file that has grown beyond what was read before")
+    tail.pump()
+    assert [offset for offset, _, _ in sent.pieces] == [0, 27]
+    assert sent.pieces[-1][2].startswith(b"[cut]\n")

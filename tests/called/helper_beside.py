@@ -1,0 +1,3 @@
+"""What the script imports from its own directory."""
+
+NAME = "beside"
