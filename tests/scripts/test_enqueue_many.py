@@ -77,7 +77,7 @@ def test_a_full_server_refuses_all_of_them(queue: Queue) -> None:
 
 @pytest.mark.parametrize("given", [[], jobs(CHUNK_JOBS + 1), [NewJob("", "g1", 5, 0, 0, b"x" * CHUNK_BYTES)] * 2])
 def test_no_step_is_endless(queue: Queue, given: list[NewJob]) -> None:
-    with pytest.raises(InvalidInput, match="1 to 200"):
+    with pytest.raises(InvalidInput, match="1 to 100"):
         queue.broker.enqueue_many(given, ENVIRONMENT)
     assert queue.broker.redis.get(queue.broker.keys.next) is None
 

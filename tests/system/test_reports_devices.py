@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import time
 import uuid
 from collections.abc import Iterator
 from contextlib import suppress
@@ -202,6 +203,25 @@ def test_a_strangers_gpu_is_left_alone_until_he_leaves(machine: Machine) -> None
         stranger.kill()
         with suppress(OSError):
             stranger.communicate()
+
+
+def test_a_job_that_waits_for_a_full_gpu_is_cancelled_at_once(machine: Machine) -> None:
+    """D6: both GPUs are full of a stranger's memory; the head of the queue is cancelled, the next one runs then."""
+    stack, pid = machine.stack, os.getpid()
+    strangers = [machine.state.hold(gpu, mib, pid) for gpu, mib in ((0, 140_000), (1, 24_000))]
+    stack.up("--lease-ttl", "2s")
+    assert {device["state"] for device in stack.devices().values()} == {"occupied"}
+    head, behind = stack.queue("true", priority=9), stack.queue("true")
+    assert (stack.job(head)["state"], stack.job(head)["waiting_for"]) == ("pending", "occupied")
+    began = time.monotonic()
+    assert stack.api.job(head).cancel().state == "cancelled"
+    assert time.monotonic() - began < 1
+    assert stack.fox("wait", str(head), check=False, timeout=10).returncode == 1
+    assert stack.job(behind)["state"] == "pending"
+    for stranger in strangers:
+        stranger.unlink()
+    stack.await_state(behind, "succeeded")
+    assert [event["event"] for event in stack.events(head)] == ["enqueue", "cancel"]
 
 
 def test_each_kind_of_job_stays_on_its_kind_of_device(stack: Stack) -> None:
