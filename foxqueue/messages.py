@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from hashlib import sha256
-from typing import Any
+from typing import Any, NamedTuple
 
 from foxqueue.codec import pack
 from foxqueue.settings import MODEL_PRIORITIES
@@ -56,8 +56,7 @@ class NamespaceSettings:
         return cls(reply.instance, **numbers, priorities={**MODEL_PRIORITIES, **priorities})
 
 
-@dataclass(frozen=True)
-class NewJob:
+class NewJob(NamedTuple):
     """A job to enqueue. ``spec`` is packed."""
 
     name: str
@@ -82,8 +81,7 @@ class Environment:
         return cls(sha256(packed).hexdigest(), packed)
 
 
-@dataclass(frozen=True)
-class Reply:
+class Reply(NamedTuple):
     """A script's answer: the word, the instance it was given in, and what else belongs to the word."""
 
     word: str

@@ -17,6 +17,7 @@ from foxqueue.codec import pack
 from foxqueue.errors import InvalidInput
 from foxqueue.wishes import OWN, Options, Wishes, check, check_own, short_name
 
+IMPORTING = "FOXQUEUE_IMPORTING"  # set by a job that loads the module of its function, see workers.call
 SPEC_VERSION = 1
 MAX_SPEC_BYTES = 4 * 1024 * 1024  # Linux starts no command with more than 2 MiB of arguments and environment
 MAX_CALL_BYTES = 1024 * 1024
@@ -61,6 +62,11 @@ class _Surroundings:
     __slots__ = ("_environ", "_here", "_process", "_store", "_usual", "environment", "left_out")
 
     def __init__(self, environ: Mapping[str, str]) -> None:
+        if IMPORTING in environ:
+            raise InvalidInput(
+                f"{environ[IMPORTING]} puts jobs into the queue while a job imports it, which would go on for ever: "
+                "do that under if __name__ == '__main__':"
+            )
         self._environ = environ
         self._store = dict(capture.comparable(environ))
         self._process = _process()

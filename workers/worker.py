@@ -35,7 +35,10 @@ from workers.runs import RunnerHandle, output_path, spawn_runner
 from workers.verdict import Verdict
 
 POLL_S = 5.0  # an idle worker asks at least this often, whatever wake-ups say
+SWEEP_LIMIT = 100  # jobs for each kind of work in one sweep
+BACKLOG_S = 0.1  # in place of the poll while more ended jobs are to be purged than one sweep may
 AWAY_S = 1.0  # between tries while Redis is away
+ANSWER_S = 3.0  # a silent connection deafens an idle worker for a poll and this
 DUE_S = 0.005  # on top of the time until a job is due, so that it is due when asked for
 GIVE_UP_S = 10.0  # that an outcome is still tried to be told when the worker is to stop
 
@@ -71,6 +74,7 @@ class Worker:
         self._readiness = Readiness(device, self._presence, self._holding, self._room)
         self._purged = PurgedFiles(config, broker)
         self._poll_s = min(POLL_S, settings.beat_ms / 1000)
+        self._idle_s = self._poll_s
         self._standby: RunnerHandle | None = None
         self._done: list[RunnerHandle] = []
         self._questions = Questions(broker, self.name, device, self.host)
@@ -177,12 +181,14 @@ class Worker:
             return
         question = self._questions.unanswered or self._questions.ask(self._presence.seen)
         try:
-            reply, _ = self._broker.send(question, self._broker.sweep_call())
+            reply, swept = self._broker.send(question, self._broker.sweep_call(SWEEP_LIMIT))
         except ServerError as error:
             self._away(error)  # the same question is asked again: an answer that was lost may have been a job
             return
         self._questions.unanswered = None
         self._back()
+        purged = int(swept.rest[2]) if swept.word == "ok" else 0
+        self._idle_s = self._poll_s if purged < SWEEP_LIMIT else BACKLOG_S
         self._answer(reply)
 
     def _answer(self, reply: Reply) -> None:
@@ -200,7 +206,7 @@ class Worker:
         if reply.word == "stale":
             return  # that question was answered before; the next one is new
         self._presence.register()
-        pause = self._poll_s * random.uniform(0.8, 1.0)
+        pause = self._idle_s * random.uniform(0.8, 1.0)
         if reply.rest and reply.rest[0]:
             pause = min(pause, int(reply.rest[0]) / 1000 + DUE_S)  # a retry becomes due before that
         self._wait(pause)
@@ -368,7 +374,7 @@ def main(config: Config, gpu_ref: str, simulate: str | None = None, cpu: int = 0
     """
     devices = discover(simulate, cpu, home_id(config), socket.gethostname(), os.environ)
     device = find(devices, gpu_ref)
-    broker = Broker.open(config, patience_s=30.0)
+    broker = Broker.open(config, patience_s=30.0, timeout_s=ANSWER_S)
     settings = broker.settings()
     beats = Broker.open(config, patience_s=30.0, timeout_s=min(2.0, settings.beat_ms / 1000))
     Worker(config, device, broker, beats, settings).serve()

@@ -182,11 +182,12 @@ def _line_start(data: bytes) -> int:
 
 
 def whole_output(fox: Client, job: Job, fence: int) -> str:
-    """Where all output of a run lies. Only its own machine knows its home and its machine id."""
+    """Where a run's output lies. Only its own machine knows its home and its machine id."""
     host = job.host if job.host and job.fence == str(fence) else "its worker's machine"
     try:
         instance = fox.broker.settings().instance
     except ServerError:
         instance = "<instance>"
     run = f"{instance}/{job.number}-{job.born}/{fence}"
-    return f"all of it is on {host}: <home>/<machine-id>/jobs/{run}/output.log"
+    kept = "what is kept of it (the first 1 MiB and the last 64 MiB)"
+    return f"{kept} is on {host}: <home>/<machine-id>/jobs/{run}/output.log"

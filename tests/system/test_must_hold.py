@@ -163,7 +163,7 @@ def test_a_worker_stopped_past_its_lease_is_fenced_off(quick: Stack) -> None:
     ):
         assert broker.send(call)[0].word == "lost"
     assert client.job(number).fence == current and client.job(number).state == "running"
-    assert marks.read_text().split() == [old.fence, current]
+    until(lambda: marks.read_text().split() == [old.fence, current], 10, "the second run's mark, and no other")
     # The old worker serves its device again.
     other = quick.submit("true")
     assert quick.await_state(other, "succeeded")["gpu_uuids"] == list(old.gpu_uuids)
