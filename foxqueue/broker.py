@@ -5,9 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
-
-from redis import Redis
+from typing import TYPE_CHECKING
 
 from foxqueue.bindings import Bindings, new_token
 from foxqueue.config import Config, listening_socket, own_password, url_of_socket
@@ -23,7 +21,11 @@ from foxqueue.errors import (
 )
 from foxqueue.keys import Keys
 from foxqueue.messages import Claimed, Environment, NamespaceSettings, NewJob, Reply
+from foxqueue.replies import read_pieces
 from foxqueue.scripts import Call
+
+if TYPE_CHECKING:
+    from redis import Redis
 
 SCHEMA = 1  # of the data in Redis; a higher number there is refused
 RESEND_S = 60.0  # a user's command is sent again for this long; answers are kept for three minutes
@@ -213,9 +215,7 @@ class Broker(Bindings):
 
     def _schema(self) -> int:
         """Of the data; ours where there are none, or what stands there is none of foxqueue's (doctor tells)."""
-        with self.connection.errors("settings"):
-            pipeline: Any = self.redis.pipeline(transaction=False)
-            answer = pipeline.hget(self.keys.settings, "schema").execute(raise_on_error=False)[0]
+        answer = self.connection.ask([("HGET", self.keys.settings, "schema")], "settings")[0]
         return int(answer) if isinstance(answer, bytes) and answer.isdigit() else SCHEMA
 
     def _read_settings(self, reply: Reply) -> NamespaceSettings:
@@ -239,7 +239,7 @@ class Broker(Bindings):
 
     def server_time_ms(self) -> int:
         """The server's clock, epoch ms."""
-        seconds, micros = self.redis.time()
+        seconds, micros = self.connection.answer(("TIME",), "time")
         return int(seconds) * 1000 + int(micros) // 1000
 
     # --- users' commands -----------------------------------------------------------------------------
@@ -336,12 +336,12 @@ class Broker(Bindings):
         Raises:
             ServerUnavailable: Redis is away.
         """
-        with self.connection.errors("claims"):
-            last: Any = self.redis.hget(self.keys.claims, worker)
-            number = bytes(last or b"").partition(b":")[2]
-            if not number:
-                return None
-            found: Any = self.redis.hmget(self.keys.job(int(number)), "state", "worker", "gpus", "fence")
+        last = self.connection.answer(("HGET", self.keys.claims, worker), "claims")
+        number = bytes(last or b"").partition(b":")[2]
+        if not number:
+            return None
+        fields = ("state", "worker", "gpus", "fence")
+        found = self.connection.answer(("HMGET", self.keys.job(int(number)), *fields), "claims")
         state, holder, gpus, fence = (bytes(value or b"").decode("utf-8", "replace") for value in found)
         return (int(number), fence) if (state, holder, gpus) == ("running", worker, device) else None
 
@@ -351,11 +351,12 @@ class Broker(Bindings):
         Raises:
             ServerUnavailable: Redis is away.
         """
-        pipeline: Any = self.redis.pipeline(transaction=False)
-        for number in numbers:
-            pipeline.hget(self.keys.job(number), "born")
         with self.connection.errors("born"):
-            return [None if born is None else bytes(born).decode() for born in pipeline.execute()]
+            answers = self.connection.ask([("HGET", self.keys.job(number), "born") for number in numbers])
+            failed = next((answer for answer in answers if isinstance(answer, Exception)), None)
+            if failed is not None:
+                raise failed
+        return [None if born is None else bytes(born).decode() for born in answers]
 
     def logged(self, number: int, fence: str) -> int:
         """Bytes of a run's output up to the end of its last piece here.
@@ -363,11 +364,9 @@ class Broker(Bindings):
         Raises:
             ServerUnavailable: Redis is away.
         """
-        with self.connection.errors("log"):
-            last: Any = self.redis.xrevrange(self.keys.log(number), count=1)
-        for entry, fields in last:
-            of, _, offset = entry.decode().partition("-")
-            return int(offset) + len(fields.get(b"data", b"")) if of == fence else 0
+        last = self.connection.answer(("XREVRANGE", self.keys.log(number), "+", "-", "COUNT", 1), "log")
+        for piece in read_pieces(last):
+            return piece.offset + len(piece.data) if str(piece.fence) == fence else 0
         return 0
 
     def environment(self, digest: str) -> bytes | None:
@@ -376,6 +375,5 @@ class Broker(Bindings):
         Raises:
             ServerUnavailable: Redis is away.
         """
-        with self.connection.errors("env"):
-            data: Any = self.redis.getex(self.keys.env(digest), px=ENV_KEPT_MS)
-            return data if data is None else bytes(data)
+        data: bytes | None = self.connection.answer(("GETEX", self.keys.env(digest), "PX", ENV_KEPT_MS), "env")
+        return data

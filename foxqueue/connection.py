@@ -4,42 +4,50 @@ from __future__ import annotations
 
 import contextlib
 import re
+import sys
 import time
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import redis
-from redis.backoff import NoBackoff
-from redis.retry import Retry
+import hiredis
 
 from foxqueue.errors import ServerError, ServerRefused, ServerUnavailable
-from foxqueue.links import Links, Packer
+from foxqueue.links import Command, Links, Packer, read_target
 from foxqueue.scripts import Call, load, names
 from foxqueue.urls import hide_password
+
+if TYPE_CHECKING:
+    import redis
 
 LOADING_S = 60.0
 # First words of error replies that mean "not now": nothing was done. The first group passes by itself.
 _PASSING = ("LOADING", "BUSY", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "ASK", "UNKILLABLE")
 _REFUSING = ("OOM", "MISCONF", "READONLY", "NOREPLICAS", "NOAUTH", "WRONGPASS", "NOPERM")
-_CLASSES: dict[type[Exception], str] = {
-    redis.exceptions.BusyLoadingError: "LOADING",
-    redis.exceptions.MasterDownError: "MASTERDOWN",
-    redis.exceptions.ClusterDownError: "CLUSTERDOWN",
-    redis.exceptions.TryAgainError: "TRYAGAIN",
-    redis.exceptions.AskError: "ASK",
-    redis.exceptions.OutOfMemoryError: "OOM",
-    redis.exceptions.ReadOnlyError: "READONLY",
-    redis.exceptions.AuthenticationError: "NOAUTH",
-    redis.exceptions.NoPermissionError: "NOPERM",
+# redis-py takes the word away from some replies and has a class for it in its place. Derived classes stand first.
+_CLASSES = {
+    "BusyLoadingError": "LOADING",
+    "MasterDownError": "MASTERDOWN",
+    "ClusterDownError": "CLUSTERDOWN",
+    "TryAgainError": "TRYAGAIN",
+    "MovedError": "MOVED",
+    "AskError": "ASK",
+    "ClusterCrossSlotError": "CROSSSLOT",
+    "OutOfMemoryError": "OOM",
+    "ReadOnlyError": "READONLY",
+    "AuthenticationError": "NOAUTH",
+    "NoPermissionError": "NOPERM",
 }
+# Replies about passwords without a word of their own.
+_OF_PASSWORDS = re.compile(
+    r"ERR (AUTH <password> called without|Client sent AUTH|invalid password|Protocol error: unauthenticated)"
+)
 _PIPELINE = re.compile(r"Command # [0-9]+ \(.*\) of pipeline caused error: ", re.DOTALL)  # put in front by redis-py
 _NONSENSE = (AttributeError, IndexError, KeyError, TypeError, ValueError)  # answers in shapes that Redis never gives
 _OTHER_URL = "set FOXQUEUE_URL (--url) to the address of a Redis server"
-_LOST = (redis.exceptions.ConnectionError, redis.exceptions.TimeoutError, OSError)
 
 
 class Connection:
-    """A client without redis-py's own retries: a resent command could run twice, ours are sent again by hand.
+    """A server, asked without a library's own retries: a resent command could run twice, ours are sent again by hand.
 
     Args:
         url: ``redis://``, ``rediss://`` or ``unix://``; percent-encoded characters in it are decoded.
@@ -51,10 +59,25 @@ class Connection:
         self.url = url
         self._password = password
         self._timeout_s = timeout_s
-        self.client = self._client(timeout_s)
-        self._links = Links(self.client)
+        self._links = Links(read_target(url, password), timeout_s)
+        self._client: redis.Redis | None = None
 
-    def _client(self, timeout_s: float) -> redis.Redis:
+    @property
+    def client(self) -> redis.Redis:
+        """A client of redis-py, made when it is asked for. Replies are bytes."""
+        if self._client is None:
+            self._client = self._redis(self._timeout_s)
+        return self._client
+
+    def blocking(self, block_s: float) -> redis.Redis:
+        """A client for calls that block: its time-out lies above the block time."""
+        return self._redis(block_s + self._timeout_s)
+
+    def _redis(self, timeout_s: float) -> redis.Redis:
+        import redis
+        from redis.backoff import NoBackoff
+        from redis.retry import Retry
+
         options: dict[str, Any] = {"command_packer": Packer()}
         if self._password is not None:
             options["password"] = self._password
@@ -62,14 +85,12 @@ class Connection:
             options |= {"socket_keepalive": True, "socket_connect_timeout": min(timeout_s, 5.0)}
         return redis.Redis.from_url(self.url, socket_timeout=timeout_s, retry=Retry(NoBackoff(), 0), **options)
 
-    def blocking(self, block_s: float) -> redis.Redis:
-        """A client for calls that block: its time-out lies above the block time."""
-        return self._client(block_s + self._timeout_s)
-
     def close(self) -> None:
         """Close all its connections."""
-        self.client.close()
-        self.client.connection_pool.disconnect()
+        self._links.close()
+        if self._client is not None:
+            self._client.close()
+            self._client.connection_pool.disconnect()
 
     def test(self, patience_s: float) -> None:
         """Wait until the server answers, then check what it is, and its version.
@@ -81,7 +102,7 @@ class Connection:
         try:
             self._await_answer(patience_s)
             self._check_version()
-        except (redis.exceptions.InvalidResponse, *_NONSENSE) as error:
+        except (hiredis.ProtocolError, *_NONSENSE) as error:
             raise ServerRefused(self._no_redis(), cure=_OTHER_URL) from error
 
     def _await_answer(self, patience_s: float) -> None:
@@ -89,7 +110,7 @@ class Connection:
         while True:
             try:
                 with self._own_errors("ping"):
-                    if self.client.ping() is not True:
+                    if _answer(self._links.roundtrip([("PING",)])[0]) != b"PONG":
                         raise ValueError("this is no PONG")
                 return
             except ServerUnavailable as error:
@@ -101,10 +122,10 @@ class Connection:
     def _check_version(self) -> None:
         try:
             with self._own_errors("info"):
-                info: dict[str, Any] = self.client.info("server")
+                told = _answer(self._links.roundtrip([("INFO", "server")])[0]).decode()
         except ServerRefused:
             return  # an access list that hides INFO: the scripts will say what they miss
-        version = str(info["redis_version"])
+        version = dict(line.split(":", 1) for line in told.splitlines() if ":" in line)["redis_version"]
         if int(version.split(".")[0]) < 7:
             raise ServerRefused(
                 f"the server at {hide_password(self.url)} is Redis {version}: foxqueue needs Redis 7.0 or Valkey 7.2",
@@ -116,31 +137,31 @@ class Connection:
 
     @contextlib.contextmanager
     def errors(self, what: str) -> Iterator[None]:
-        """Turn redis-py's errors into ours."""
+        """Turn hiredis's and redis-py's errors into ours."""
         try:
             with self._own_errors(what):
                 yield
-        except redis.exceptions.InvalidResponse as error:
+        except hiredis.ProtocolError as error:
             # It was a Redis server when it was tested: something stands in its place, and the server may come back.
+            raise ServerUnavailable(self._no_redis(), cure=_OTHER_URL) from error
+        except Exception as error:
+            if not _is_of_redis_py(error, "InvalidResponse"):
+                raise
             raise ServerUnavailable(self._no_redis(), cure=_OTHER_URL) from error
 
     @contextlib.contextmanager
     def _own_errors(self, what: str) -> Iterator[None]:
         try:
             yield
-        except redis.exceptions.ResponseError as error:
-            raise self._response_error(error, what) from error
-        except redis.exceptions.AuthenticationError as error:
-            raise self._response_error(error, what) from error
-        except _LOST as error:
+        except Exception as error:
+            if not (_is_reply(error) or _is_lost(error)):
+                raise
             raise self._response_error(error, what) from error
 
     def _response_error(self, error: Exception, what: str) -> ServerError:
-        word = next((word for kind, word in _CLASSES.items() if isinstance(error, kind)), None)
-        if word is None and isinstance(error, redis.exceptions.ResponseError):
-            word = _PIPELINE.sub("", str(error)).split(" ", 1)[0]
+        word = _word(error)
         where = hide_password(self.url)
-        elsewhere = _of_cluster(error, where)
+        elsewhere = _of_cluster(word, str(error), where)
         if elsewhere is not None:
             return elsewhere
         if word in ("NOAUTH", "WRONGPASS"):
@@ -164,7 +185,7 @@ class Connection:
         if word in _REFUSING:
             text = f"the server at {where} refuses {what} now ({error})"
             return ServerUnavailable(text, definite=True, cure=f"see what it says, and its log: {word}")
-        if isinstance(error, _LOST):
+        if not _is_reply(error):
             return ServerUnavailable(
                 f"the server at {where} does not answer ({_plain(error)}): is it running, and is FOXQUEUE_URL right?"
             )
@@ -179,6 +200,31 @@ class Connection:
 
     # --- scripts ---------------------------------------------------------------------------------------
 
+    def ask(self, commands: Sequence[Command], what: str = "read") -> list[Any]:
+        """Send commands in one round trip. An error reply stands in the place of a reply.
+
+        Args:
+            commands: name and arguments of each.
+            what: they are, for messages.
+
+        Raises:
+            ServerUnavailable, ServerRefused: no connection, or none that may be used.
+        """
+        try:
+            return self._links.roundtrip(commands)
+        except Exception:
+            with self.errors(what):
+                raise
+
+    def answer(self, command: Command, what: str) -> Any:
+        """Send one command and return its reply.
+
+        Raises:
+            ServerUnavailable, ServerRefused, ServerError: there is none, or it is an error.
+        """
+        with self.errors(what):
+            return _answer(self._links.roundtrip([command])[0])
+
     def evalsha(self, calls: Sequence[Call]) -> list[Any]:
         """Send scripts in one round trip; scripts that the server has forgotten are sent again, with their text.
 
@@ -187,14 +233,20 @@ class Connection:
         Raises:
             ServerUnavailable, ServerError: for the first call without an answer.
         """
-        replies: list[Any] = self._roundtrip([call.evalsha() for call in calls])
-        forgotten = [i for i, reply in enumerate(replies) if isinstance(reply, redis.exceptions.NoScriptError)]
+        replies = self.ask([call.evalsha() for call in calls], "scripts")
+        for reply in replies:
+            if isinstance(reply, hiredis.ReplyError):
+                return self._again(calls, replies)
+        return replies
+
+    def _again(self, calls: Sequence[Call], replies: list[Any]) -> list[Any]:
+        forgotten = [i for i, reply in enumerate(replies) if _is_reply(reply) and _word(reply) == "NOSCRIPT"]
         if forgotten:
             # Sent with their text nothing can be flushed in between. All others are loaded too: else a later
             # pipeline would find one of its scripts and miss the other, and run them out of order.
-            commands: list[tuple[Any, ...]] = [calls[i].eval() for i in forgotten]
+            commands: list[Command] = [calls[i].eval() for i in forgotten]
             commands += [("SCRIPT", "LOAD", load(name).text) for name in names()]
-            again = self._roundtrip(commands)
+            again = self.ask(commands, "scripts")
             for i, reply in zip(forgotten, again, strict=False):
                 replies[i] = reply
         for call, reply in zip(calls, replies, strict=True):
@@ -202,33 +254,65 @@ class Connection:
                 raise self._response_error(reply, call.script.name) from reply
         return replies
 
-    def _roundtrip(self, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
-        """Raw commands on one connection: redis-py's pipelines add a SCRIPT EXISTS, and a copy of each reply."""
-        with self.errors("scripts"):
-            return self._links.roundtrip(commands)
 
-
-def _of_cluster(error: Exception, where: str) -> ServerRefused | None:
+def _of_cluster(word: str | None, text: str, where: str) -> ServerRefused | None:
     """What a node of a cluster says that has not our slot. All keys of a namespace lie in one, so one node will do."""
-    if isinstance(error, redis.exceptions.MovedError):
-        owner = f"{error.host or 'the same host'}:{error.port}"
-        cure = f"give the URL of the node that owns slot {error.slot_id}, {owner}"
+    if word == "MOVED":
+        slot, _, owner = text.removeprefix("MOVED ").partition(" ")
+        host, _, port = owner.rpartition(":")
+        cure = f"give the URL of the node that owns slot {slot}, {host or 'the same host'}:{port}"
         return ServerRefused(
             f"the server at {where} is a node of a cluster and has not the slot of this namespace: {cure}", cure=cure
         )
-    if isinstance(error, redis.exceptions.ClusterDownError) and "not served" in str(error):
+    if word == "CLUSTERDOWN" and "not served" in text:
         cure = "give all slots to its nodes (redis-cli --cluster fix), or use a server without a cluster"
         return ServerRefused(
             f"the server at {where} is a node of a cluster in which nobody serves the slot of this namespace: {cure}",
             cure=cure,
         )
-    if isinstance(error, redis.exceptions.ClusterCrossSlotError):
+    if word == "CROSSSLOT":
         cure = "use a Redis or Valkey server that keeps to hash tags, or one without a cluster"
         return ServerRefused(
             f"the server at {where} is part of a cluster that spreads the keys of one namespace over slots: {cure}",
             cure=cure,
         )
     return None
+
+
+def _answer(reply: Any) -> Any:
+    if isinstance(reply, hiredis.ReplyError):
+        raise reply
+    return reply
+
+
+def _is_of_redis_py(error: Exception, *kinds: str) -> bool:
+    """Whether it is of these classes of redis-py, which need not be loaded for the answer no."""
+    known = sys.modules.get("redis.exceptions")
+    return known is not None and isinstance(error, tuple(getattr(known, kind) for kind in kinds))
+
+
+def _is_reply(error: Exception) -> bool:
+    """Whether the server said it."""
+    if isinstance(error, hiredis.ReplyError):
+        return not str(error).startswith("ERR max number of clients")
+    return _is_of_redis_py(error, "ResponseError", "AuthenticationError")
+
+
+def _is_lost(error: Exception) -> bool:
+    if isinstance(error, OSError | hiredis.ReplyError):
+        return True
+    return _is_of_redis_py(error, "ConnectionError", "TimeoutError")
+
+
+def _word(error: Exception) -> str | None:
+    """The first word of an error reply; None for what is none."""
+    for kind, word in _CLASSES.items():
+        if _is_of_redis_py(error, kind):
+            return word
+    if not _is_reply(error):
+        return None
+    text = _PIPELINE.sub("", str(error))
+    return "NOAUTH" if _OF_PASSWORDS.match(text) else text.split(" ", 1)[0]
 
 
 def _first_line(error: Exception) -> str:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any, TypeVar
 
-import redis
+import hiredis
 
 from foxqueue import waiting
 from foxqueue.broker import Broker
@@ -65,7 +65,6 @@ class Inspector:
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
         self._keys = broker.keys
-        self._redis: Any = broker.redis
         self._blocking: Any = None
 
     # Jobs
@@ -348,11 +347,8 @@ class Inspector:
         """Send commands in one round trip. One that meets a key of another type answers None."""
         if not commands:
             return []
-        pipeline = self._redis.pipeline(transaction=False)
-        for command in commands:
-            pipeline.execute_command(*command)
         with self._broker.connection.errors("read"):
-            return [_checked(answer) for answer in pipeline.execute(raise_on_error=False)]
+            return [_checked(answer) for answer in self._broker.connection.ask(commands)]
 
 
 def _explain(job: JobView, devices: Sequence[SeenDevice], ahead: int, now_ms: int) -> JobView:
@@ -386,7 +382,7 @@ def _range_of(key: str, verb: str, start: int, count: int) -> tuple[Any, ...]:
 
 
 def _checked(answer: Any) -> Any:
-    if isinstance(answer, redis.exceptions.ResponseError) and "WRONGTYPE" in str(answer):
+    if isinstance(answer, hiredis.ReplyError) and "WRONGTYPE" in str(answer):
         return None
     if isinstance(answer, Exception):
         raise answer

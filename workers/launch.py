@@ -168,7 +168,8 @@ def _search(argv: list[bytes], env: dict[bytes, bytes], null: int, output: int) 
     if not argv[0]:
         raise LaunchError("the command is an empty text: give a program's name after --")
     fault: tuple[bytes, OSError] | None = None
-    for candidate in candidates:
+    # Each attempt is a process that has to be made, so what is no file is not tried, unless nothing is one.
+    for candidate in [place for place in candidates if _is_file(place)] or candidates:
         try:
             return _spawn_one(candidate, argv, env, null, output)
         except OSError as error:

@@ -36,6 +36,7 @@ from workers.tree import kill_orphans
 from workers.verdict import Verdict, judge
 
 GRACE_S = 10.0  # between TERM and KILL
+AGAIN_S = 0.1  # between tries to read what a job needs while Redis is away
 LOOK_S = 0.2  # how often the output is looked at
 DRAIN_S = 60.0  # that a job gets to end by itself when its worker is told to stop
 SWEEP_UP_S = 20.0  # that killing what a dead runner left may take
@@ -130,7 +131,7 @@ class Run:
     def _environment(self, plan: Plan) -> dict[str, str]:
         captured: dict[str, str] = {}
         if self.claimed.env_digest:
-            packed = self._broker.environment(self.claimed.env_digest)
+            packed = self._kept_environment()
             if packed is None:
                 raise BadPayload("its environment is no longer kept: submit it again")
             captured = read_captured(packed)
@@ -151,6 +152,17 @@ class Run:
             return self._broker.settings().max_result_bytes
         except ServerError:
             return self._settings.max_result_bytes
+
+    def _kept_environment(self) -> bytes | None:
+        """Read it, again while Redis is away, for half of the lease: the job is ours, and can start when it is back."""
+        until = self._sent_at + self._settings.ttl_ms / 2000
+        while True:
+            try:
+                return self._broker.environment(self.claimed.env_digest)
+            except ServerUnavailable:
+                if time.monotonic() + AGAIN_S > until:
+                    raise
+                time.sleep(AGAIN_S)
 
     def _prepare(self, runner: RunnerHandle, record: dict[str, Any], plan: Plan) -> None:
         """Write down what is about to run, then make its directory: a successor finds it from here on."""

@@ -158,7 +158,7 @@ def test_a_password_set_meanwhile_is_named(queue: Queue) -> None:
     admin.ping()
     admin.config_set("requirepass", "secret-word")
     try:
-        queue.broker.redis.connection_pool.disconnect()
+        queue.broker.close()
         with pytest.raises(ServerRefused, match="FOXQUEUE_PASSWORD") as caught:
             queue.beat(run)
         assert "secret-word" not in str(caught.value)

@@ -36,6 +36,28 @@ Questions.ask = late
 """
 
 
+# Runs in a worker: the server dies between the claim of the first job and the look at its environment.
+SERVER_DIES = """
+import os, signal
+from foxqueue.broker import Broker
+environment = Broker.environment
+def dies(self, digest):
+    Broker.environment = environment
+    os.kill(int(self.connection.answer(("INFO", "server"), "info").split(b"process_id:")[1].split()[0]), signal.SIGKILL)
+    return environment(self, digest)
+Broker.environment = dies
+"""
+
+
+def test_a_server_that_dies_before_a_claimed_job_starts_costs_nothing(stack: Stack) -> None:
+    """The job waits for its environment, and starts when the server is back: it is claimed once."""
+    stack.serve(ttl_ms=15_000)
+    stack.start_worker("sim:0", *ONE, before=SERVER_DIES)
+    job = stack.api.submit(["true"], cwd=stack.work).wait(30)
+    assert (job.state, job.attempts, job.losses) == ("succeeded", 1, 0)
+    assert [event["event"] for event in stack.events(job.number)] == ["enqueue", "claim", "complete"]
+
+
 def test_a_runner_that_died_before_its_order_costs_the_job_nothing(stack: Stack) -> None:
     stack.serve()
     stack.start_worker("sim:0", *ONE, before=RUNNER_DEAD)
