@@ -19,16 +19,26 @@ demo: setup ## Run real training runs through an embedded server, kill things, p
 test: setup ## Run the tests on a real server (under five minutes on two cores)
 	$(BIN)/python -m pytest -n 3
 
+soak: setup ## Random walks and things killed every second, for minutes (under eight on two cores)
+	$(BIN)/python -m pytest -m soak -n 2 --dist worksteal -p no:randomly
+
+chaos: setup ## 5,000 jobs while workers, runners, server and up are killed (about ten minutes; CHAOS="--seed 7")
+	PYTHONPATH=tests $(BIN)/python -m chaos --jobs 5000 $(CHAOS)
+
 check: setup ## Lint, types and layers
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 
-bench: setup ## Print rates as ratios to an empty script call, measured in one run
-	$(BIN)/python -m benchmarks
+bench: setup $(VENV)/.bench ## Measure what all costs, as ratios in one run (six minutes; BENCH="--quick calls depth", --json)
+	$(BIN)/python -m benchmarks $(BENCH)
+
+$(VENV)/.bench: pyproject.toml
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[bench]"
+	@touch $@
 
 clean: ## Remove .venv and what tools left behind
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache dist
 
-.PHONY: help setup demo test check bench clean
+.PHONY: help setup demo test soak chaos check bench clean

@@ -1,133 +1,116 @@
-"""``python -m benchmarks``: what the core costs, beside an empty script call on the same connection.
+"""``python -m benchmarks``: what foxqueue costs, as ratios measured in one run.
 
-Every round measures all operations in turn, so that a slow minute of the machine slows them all; the table shows
-medians over the rounds. ``--json`` prints the same as one object.
+Machines differ and are noisy, so what counts are ratios to something measured in turn with it: an empty script call,
+a short queue, a Python that only imports redis. ``--json`` prints the same as one object.
 """
 
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
-import statistics
-import tempfile
+import os
+import platform
+import sys
 import time
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Iterator, Sequence
+from importlib.metadata import version
+from importlib.util import find_spec
+from typing import Any
 
-from foxqueue.broker import Broker, Claimed, NewJob
-from foxqueue.codec import pack
-from foxqueue.config import load_config
-from foxqueue.scripts import Call, Script
-from foxqueue.server import ensure_server, stop_server
+from benchmarks.calls import calls, many, waiters
+from benchmarks.depth import depth
+from benchmarks.measure import Figure, Scale
+from benchmarks.peers import memory, peers
+from benchmarks.processes import commands, recovery, worker
+from benchmarks.servers import BenchServer, bench_server, forget_all, product
 
-DEVICE = "SIM-bench"
-EMPTY = "return {'ok', ''}"
+Part = Callable[[BenchServer, Scale], Iterator[Figure]]
 
+PARTS: dict[str, Part] = {
+    part.__name__: part for part in (calls, many, waiters, memory, peers, commands, worker, recovery, depth)
+}
 
-def empty_call() -> Call:
-    """A script that does nothing, sent the way all others are."""
-    sha = hashlib.sha1(EMPTY.encode(), usedforsecurity=False).hexdigest()
-    return Call(Script("empty", "", (), (), None, (), "", EMPTY, sha), ())
-
-
-class Bench:
-    """The operations, on one broker."""
-
-    def __init__(self, broker: Broker) -> None:
-        self.broker = broker
-        self._empty = empty_call()
-        self._question = 0
-        self._version = "?"
-        self._run: Claimed | None = None
-        spec = pack({"v": 1, "argv": ["python", "train.py"], "cwd": "/", "umask": 18, "description": "x" * 120})
-        self._job = NewJob("bench", "g1", 5, 0, 1000, spec, {"PATH": "/usr/bin"})
-
-    def empty(self) -> None:
-        self.broker.send(self._empty)
-
-    def enqueue(self) -> None:
-        self.broker.enqueue(self._job)
-
-    def complete_and_claim(self) -> None:
-        """One round trip a job, as a busy worker has it."""
-        calls = [] if self._run is None else [self.broker.complete_call(self._run.number, self._run.fence, b"\x80")]
-        self._question += 1
-        calls.append(self.broker.claim_call("bench", self._question, DEVICE, "host", self._version, (), ["g1"]))
-        reply = self.broker.send(*calls)[-1]
-        self._run = None
-        if reply.word == "shapes":
-            self._version = reply.rest[0].decode()
-            self.complete_and_claim()
-        elif reply.word == "ok":
-            self._run = Claimed.of(reply)
-
-    def heartbeat(self) -> None:
-        if self._run is not None:
-            self.broker.send(self.broker.heartbeat_call(self._run.number, self._run.fence))
-
-    def cancel(self) -> None:
-        """Enqueue and cancel: so that there is something to cancel."""
-        number, born = self.broker.enqueue(self._job)
-        self.broker.cancel(number, born, "bench")
+PEERS = ("rq", "huey")
 
 
-def rate(operation: Callable[[], None], count: int) -> tuple[float, float]:
-    """Calls a second, and the 99th percentile of one call in ms."""
-    times = []
-    for _ in range(count):
-        began = time.perf_counter()
-        operation()
-        times.append(time.perf_counter() - began)
-    return count / sum(times), statistics.quantiles(times, n=100)[98] * 1000
+def run(names: Sequence[str], scale: Scale, tell: Callable[[Figure], None]) -> dict[str, Any]:
+    """Run some parts on one server.
 
+    Args:
+        names: of the parts.
+        scale: how much is done.
+        tell: called with each figure when it is there.
 
-def measure(broker: Broker, rounds: int, count: int) -> dict[str, dict[str, float]]:
-    """Medians over the rounds, by operation."""
-    bench = Bench(broker)
-    operations = {
-        "empty": bench.empty,
-        "enqueue": bench.enqueue,
-        "complete + claim": bench.complete_and_claim,
-        "heartbeat": bench.heartbeat,
-        "enqueue + cancel": bench.cancel,
-    }
-    found: dict[str, list[tuple[float, float]]] = {name: [] for name in operations}
-    for _ in range(rounds):
-        for name, operation in operations.items():
-            found[name].append(rate(operation, count))
+    Returns:
+        The JSON object: what was measured on, how long it took, and the figures.
+    """
+    began = time.monotonic()
+    figures: list[Figure] = []
+    with bench_server() as server, server.client("bench") as fox:
+        served = product(fox.redis)
+        for name in names:
+            for figure in PARTS[name](server, scale):
+                figures.append(figure)
+                tell(figure)
+            forget_all(fox.redis)
     return {
-        name: {
-            "per_second": statistics.median(one for one, _ in values),
-            "p99_ms": statistics.median(other for _, other in values),
-            "of_empty": statistics.median(
-                one / base for (one, _), (base, _) in zip(values, found["empty"], strict=True)
-            ),
-        }
-        for name, values in found.items()
+        "machine": {
+            "cores": len(os.sched_getaffinity(0)),
+            "python": platform.python_version(),
+            "server": served,
+            "redis-py": version("redis"),
+        },
+        "quick": scale.quick,
+        "seconds": round(time.monotonic() - began, 1),
+        "figures": [figure.to_dict() for figure in figures],
     }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--count", type=int, default=2000, help="calls of each operation in a round")
-    parser.add_argument("--json", action="store_true")
-    given = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="foxqueue-bench-") as home:
-        config = load_config(home=Path(home), environ={})
-        server = ensure_server(config)
-        try:
-            found = measure(Broker.connect(server.url, "bench"), given.rounds, given.count)
-        finally:
-            stop_server(config)
+def _line(figure: Figure) -> str:
+    digits = 0 if abs(figure.value) >= 1000 else 3 if abs(figure.value) < 10 else 1
+    value = f"{figure.value:,.{digits}f}"
+    unit = "" if figure.unit == "x" else figure.unit
+    target = "" if figure.target is None else f"{'' if figure.holds else 'MISSED '}{figure.target}"
+    return f"{figure.part:<9} {figure.name:<66} {value:>9} {unit:<11}{target}".rstrip()
+
+
+def _arguments(words: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(PARTS)}; all by default")
+    parser.add_argument("--quick", action="store_true", help="a fraction of the work: the figures say little")
+    parser.add_argument("--json", action="store_true", help="print one object in place of the table")
+    given = parser.parse_args(words)
+    for name in given.parts:
+        if name not in PARTS:
+            parser.error(f"{name!r} is no part: give some of {', '.join(PARTS)}")
+    given.parts = given.parts or list(PARTS)
+    missing = [name for name in PEERS if find_spec(name) is None]
+    if missing and {"peers", "memory"} & set(given.parts):
+        parser.error(
+            f"the parts peers and memory need {' and '.join(missing)}: pip install -e '.[bench]', or make bench"
+        )
+    return given
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Run and print; the exit code is 0 whatever the figures are."""
+    given = _arguments(words)
+
+    def tell(figure: Figure) -> None:
+        if not given.json:
+            print(_line(figure), flush=True)
+
+    found = run(given.parts, Scale(given.quick), tell)
     if given.json:
         print(json.dumps(found, indent=2))
-        return
-    print(f"{'operation':<18} {'per second':>11} {'p99 ms':>8} {'of empty':>9}")
-    for name, values in found.items():
-        print(f"{name:<18} {values['per_second']:>11,.0f} {values['p99_ms']:>8.3f} {values['of_empty']:>9.2f}")
+        return 0
+    versions = ", ".join(f"{name} {value}" for name, value in found["machine"].items() if name != "cores")
+    cores = found["machine"]["cores"]
+    missed = sum(figure["holds"] is False for figure in found["figures"])
+    judged = sum(figure["holds"] is not None for figure in found["figures"])
+    print(f"\n{judged - missed} of {judged} targets are met; {found['seconds']:g} s on {cores} cores, {versions}")
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
