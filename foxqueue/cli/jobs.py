@@ -221,15 +221,15 @@ def cancel(numbers: tuple[int, ...], as_json: bool) -> int:
 def _ask_to_cancel(fox: Client, numbers: dict[int, None]) -> tuple[list[Job], bool]:
     from foxqueue.errors import JobGone, JobNotFound, NotCancelled
 
+    jobs, unknown = _find(fox, numbers)
     accepted: list[Job] = []
-    refused = False
-    for number in numbers:
+    # Those that wait first: the end of a running one would start them.
+    for job in sorted(jobs, key=lambda job: not job.waiting):
         try:
-            accepted.append(fox.job(number).cancel())
+            accepted.append(job.cancel())
         except (JobNotFound, JobGone, NotCancelled) as error:
             output.say(str(error))
-            refused = True
-    return accepted, refused
+    return accepted, unknown or len(accepted) < len(jobs)
 
 
 @click.command(short_help="Put failed or cancelled jobs back into the queue.")
