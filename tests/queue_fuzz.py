@@ -15,7 +15,7 @@ from queue_oracles import DEVICES, SHAPES, Oracles
 
 from foxqueue.broker import Claimed, Reply
 from foxqueue.codec import pack
-from foxqueue.scripts import Call
+from foxqueue.scripts import Call, Value
 
 END_WORDS = {"succeeded", "failed", "cancelled", "released", "lost"}
 MAX_WAITING = 8
@@ -116,27 +116,52 @@ class Fuzz:
         call = self.broker.scripts.call(
             "enqueue",
             env_blob=self.keys.env("d"),
-            token=f"{self.chance.getrandbits(128):032x}",
+            token=self._token(),
             candidate="aa",
-            name="job",
-            shape=self.chance.choice(SHAPES),
-            priority=self.chance.choice((2, 5, 8)),
-            retries=self.chance.choice((0, 0, 2)),
-            retry_delay_ms=0,
             env_digest="d",
-            env=b"",
-            spec=pack({"v": 1}),
+            env=b"env",
+            jobs=[word for _ in range(self.chance.choice((1, 1, 1, 3))) for word in self._new_job()],
         )
         self.send("enqueue", call)
 
+    def _new_job(self) -> tuple[Value, ...]:
+        shape, priority, retries = (self.chance.choice(of) for of in (SHAPES, (2, 5, 8), (0, 0, 2)))
+        return ("job", shape, priority, retries, 0, pack({"v": 1}))
+
     do_enqueue.weight = 4  # type: ignore[attr-defined]
 
+    def _token(self) -> str:
+        return f"{self.chance.getrandbits(128):032x}"
+
+    def _number(self) -> int:
+        return self.chance.randint(1, 1 + int(self.redis.get(self.keys.next) or 0))
+
     def do_cancel(self) -> None:
-        number = self.chance.randint(1, 1 + int(self.redis.get(self.keys.next) or 0))
-        token = f"{self.chance.getrandbits(128):032x}"
-        self.send("cancel", self.broker.scripts.call("cancel", token=token, number=number, born="", by="me"))
+        self.send("cancel", self.broker.cancel_call(self._number(), "", "me", self._token()))
 
     do_cancel.weight = 1  # type: ignore[attr-defined]
+
+    def do_requeue(self) -> None:
+        if sum(self.redis.zcard(self.keys.pending(shape)) for shape in SHAPES) < MAX_WAITING:
+            self.send("requeue", self.broker.requeue_call(self._number(), "", "me", self._token()))
+
+    do_requeue.weight = 1  # type: ignore[attr-defined]
+
+    def do_force_release(self) -> None:
+        device = self.chance.choice(list(DEVICES))
+        self.send("force_release", self.broker.force_release_call(device, "me", self._token()))
+
+    do_force_release.weight = 1  # type: ignore[attr-defined]
+
+    def do_settings(self) -> None:
+        change = {
+            "max_losses": self.chance.choice(("", "1")),
+            "retain_failed_count": self.chance.choice(("", "1", "5")),
+            "retain_finished_count": self.chance.choice(("", "5", "20")),
+        }
+        self.send("configure", self.broker.configure_call(None, change, "me", self._token()))
+
+    do_settings.weight = 1  # type: ignore[attr-defined]
 
     # --- workers ---------------------------------------------------------------------------------------
 
@@ -177,10 +202,13 @@ class Fuzz:
 
     def _end_call(self, run: Claimed) -> tuple[str, Call]:
         outcome = pack({"fence": run.fence})
-        delay = self.chance.choice((None, 0))
+        delay, value = self.chance.choice((None, 0)), self.chance.choice((b"", b"v"))
         return self.chance.choice(
             (
-                ("complete", self.broker.complete_call(run.number, run.fence, outcome)),
+                (
+                    "complete",
+                    self.broker.complete_call(run.number, run.fence, outcome, value),
+                ),
                 ("fail", self.broker.fail_call(run.number, run.fence, "exit_code", "", 1, outcome, delay)),
                 ("release", self.broker.release_call(run.number, run.fence, "")),
                 ("lose", self.broker.lose_call(run.number, run.fence)),
@@ -258,7 +286,7 @@ class Fuzz:
             if self.chance.random() < 0.3:
                 verb, call = "log", self.broker.log_call(run.number, run.fence, self.chance.randrange(9999), 0, b"old")
             job = self.queue.job(run.number)
-            if job["state"] == "running" and job["fence"] == run.fence:
+            if job.get("state") == "running" and job["fence"] == run.fence:
                 self.send(verb, call, run)  # its worker died: this is what a successor does
                 return
             before = self.oracles.picture()
@@ -298,6 +326,7 @@ class Fuzz:
         reaped = int(reply.rest[1])
         assert reaped == min(len(due), limit), f"{reaped} taken, {len(due)} overdue, limit {limit}, looked {looked}"
         self.done["reaped"] += reaped
+        self.done["purged"] += int(reply.rest[2])
         ahead = self.redis.zcount(self.keys.running, now + 70_000, "+inf")
         assert not ahead or limit == 1, "a deadline far ahead was left"
 

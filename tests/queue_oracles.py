@@ -14,6 +14,7 @@ DEVICES = {"GPU-1": ("g1", "g1.m1024"), "GPU-2": ("g1",)}
 SHAPES = ("g1", "g1.m1024")
 FIELDS = ("state", "fence", "gpus", "shape", "rank", "settled", "settled_as", "attempts", "losses", "finished_at")
 ENDED = {"succeeded", "failed", "cancelled"}
+STRANGER = b"stranger"  # in a lease key: somebody else's
 
 # Everything the oracles look at, in one round trip.
 LOOK = """
@@ -109,10 +110,10 @@ class Oracles:
         table = {n: dict(zip(FIELDS, map(_text, values), strict=True)) for n, values in enumerate(jobs, 1)}
         assert int(clock or 0) >= self.clock, f"the clock fell from {self.clock} to {clock}"
         self.clock = int(clock or 0)
+        self._counters(table, events)
         self._one_set(table, pending, sets)
         self._devices(table, devices)
         self._once(table)
-        self._counters(table, events)
 
     def _one_set(self, table: dict[int, dict[str, str]], pending: list[Any], sets: list[Any]) -> None:
         where: dict[int, list[str]] = {number: [] for number in table}
@@ -127,7 +128,8 @@ class Oracles:
                 where[int(member)].append(name)
         for number, job in table.items():
             expected = "finished" if job["state"] in ("succeeded", "cancelled") else job["state"]
-            assert where[number] == [expected], f"job {number} stands in {where[number]}: {job}"
+            right = [expected] if expected else []  # purged
+            assert where[number] == right, f"job {number} stands in {where[number]}: {job}"
 
     def _devices(self, table: dict[int, dict[str, str]], devices: list[Any]) -> None:
         running = {number: job for number, job in table.items() if job["state"] == "running"}
@@ -138,17 +140,22 @@ class Oracles:
         for device, (grant, lease) in zip(DEVICES, devices, strict=True):
             given = _text(grant).split(" ")
             if device in owners:
-                job = running[owners[device]]
-                assert given == [job["fence"], f"job:{owners[device]}"], f"{device} is granted to {given}: {job}"
-            assert lease is None or _text(lease) == given[0], f"{device}: lease {lease!r}, granted {given}"
-            assert lease is None or given[1] != "-", f"{device}: lease {lease!r} of a grant that ended"
+                job, number = running[owners[device]], owners[device]
+                right = ([job["fence"], f"{word}:{number}"] for word in ("job", "released"))
+                assert given in right, f"{device} is granted to {given}: {job}"
+            if lease != STRANGER:
+                assert lease is None or _text(lease) == given[0], f"{device}: lease {lease!r}, granted {given}"
+                assert lease is None or given[1] != "-", f"{device}: lease {lease!r} of a grant that ended"
             fence = int(given[0] or 0)
             assert fence >= self.highest.get(device, 0), f"the fence of {device} fell to {fence}"
             self.highest[device] = fence
 
     def _once(self, table: dict[int, dict[str, str]]) -> None:
-        """An end is for ever, and its result is the accepted run's."""
+        """An end is for ever, unless the job is requeued or purged, and its result is the accepted run's."""
         for number, job in table.items():
+            if not job["state"]:
+                self.ended.pop(number, None)  # purged
+                continue
             if job["state"] not in ENDED:
                 assert number not in self.ended, f"job {number} had ended: {self.ended[number]}, is {job}"
                 continue
@@ -163,10 +170,15 @@ class Oracles:
         for entry, fields in events:
             self.last_event = entry.decode()
             pairs = dict(zip(fields[::2], fields[1::2], strict=True))
-            number, name = int(pairs[b"job"]), pairs[b"event"].decode()
+            number, name = int(pairs[b"job"] or 0), pairs[b"event"].decode()
+            if name == "requeue":  # a new life
+                self.events[number] = Counter()
+                self.ended.pop(number, None)
             self.events.setdefault(number, Counter())[name] += 1
             self.last_of[number] = name
         for number, job in table.items():
+            if not job["state"]:
+                continue
             seen = self.events.get(number, Counter())
             lost = seen["lose"] + seen["reap"]
             assert int(job["losses"]) == lost, f"job {number}: {job}, {dict(seen)}"

@@ -13,6 +13,8 @@ from queue_fuzz import Fuzz
 SEEDS = int(os.environ.get("FOXQUEUE_FUZZ_SEEDS", "6"))
 STEPS = int(os.environ.get("FOXQUEUE_FUZZ_STEPS", "600"))
 
+LOOKED_UP = "return found[1] or redis.call('HGET', prefix .. 'requests:' .. digits(period - 1), token)"
+
 # file, what stands there, what is put there instead, and the oracle that has to notice.
 RULES = {
     "guard without the fence": (
@@ -29,15 +31,22 @@ RULES = {
         ("claim", "tonumber(question) < tonumber(last_question)", "question == ''"),
         "late copy of claim",
     ),
-    "an answer is not written down": (("_request", "  redis.call('HSET', key, token, text)\n", ""), "enqueue|cancel"),
+    "an answer is not looked up": (
+        (
+            "_request",
+            "return found[1] or redis.call('HGET', prefix .. 'requests:' .. digits(period - 1), token)",
+            "return nil",
+        ),
+        "(enqueue|cancel|requeue|force_release|configure) (answered|again)",
+    ),
     "no grace after absence": (("_reap", "gap > ttl_ms / 2 or gap < 0 or", "false or"), "overdue"),
     "deadlines far ahead are left": (("sweep", "clamp(limit)\n", ""), "far ahead"),
-    "ticks by the clock alone": (("_clock", "math.max(now_us, last + 1)", "now_us"), "the clock fell"),
+    "ticks by the clock alone": (("_clock", "math.max(now_us, last_tick + 1)", "now_us"), "the clock fell"),
     "a claimed job stays pending": (
         (
             "claim",
-            "redis.call('ZREM', prefix .. 'pending:' .. shape, n)\nredis.call('HSET', claims",
-            "redis.call('HSET', claims",
+            "redis.call('ZREM', prefix .. 'pending:' .. shape, n)\nredis.call('SET', lease",
+            "redis.call('SET', lease",
         ),
         "stands in",
     ),
@@ -48,6 +57,11 @@ RULES = {
     "a lost attempt is not given back": (("_lost", "count(job[6]) - 1", "count(job[6])"), "job"),
     "an old register wins": (("register", "tonumber(sequence) <= tonumber(count)", "sequence == ''"), "register"),
     "output of an old run": (("log", "  return { word, life }", "  word = nil"), "log of an old run"),
+    "a requeued job stays a dead letter": (("requeue", "redis.call('ZREM', failed, number)\n", ""), "stands in"),
+    "a released device may go at once": (
+        ("_device", "or string.match(holder, '^released:(%d+)$')", ""),
+        "both run on",
+    ),
 }
 
 
@@ -56,7 +70,8 @@ RULES = {
 def test_the_queue_makes_sense_after_every_step(queue: Queue, seed: int) -> None:
     done = Fuzz(queue, seed).run(STEPS)
     happened = Counter(name.split(" ")[0] for name in done.elements())
-    assert {"enqueue", "claim", "heartbeat", "accepted", "late", "crash"} <= set(happened), "nothing was tried"
+    tried = {"enqueue", "claim", "heartbeat", "accepted", "late", "crash", "requeue", "force_release", "configure"}
+    assert tried <= set(happened), "nothing was tried"
 
 
 @pytest.mark.parametrize("rule", RULES)

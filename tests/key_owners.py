@@ -1,0 +1,50 @@
+"""No key without an owner: what may lie in a namespace."""
+
+from __future__ import annotations
+
+import re
+
+from redis import Redis
+
+from foxqueue.keys import Keys
+
+# Each key of a namespace that has no time to live, and the members of its sets of jobs.
+KEYS_AND_SETS = """
+local prefix, lasting, sets = ARGV[1], {}, {}
+for _, key in ipairs(redis.call('KEYS', (string.gsub(prefix, '[{}]', '?')) .. '*')) do
+  if redis.call('PTTL', key) == -1 then
+    lasting[#lasting + 1] = key
+  end
+end
+local function put(name)
+  sets[#sets + 1] = { name, redis.call('ZRANGE', prefix .. name, 0, -1) }
+end
+for _, name in ipairs({ 'scheduled', 'running', 'finished', 'failed' }) do put(name) end
+for _, shape in ipairs(redis.call('HKEYS', prefix .. 'shapes')) do put('pending:' .. shape) end
+return { lasting, sets }
+"""
+OF_A_JOB = re.compile(r"(job|spec|result|value|log):(\d+)")
+
+
+def unexplained(redis: Redis, keys: Keys) -> list[str]:
+    """What has no owner in a namespace: each key is on the fixed list, belongs to a job that stands in exactly one
+    set, or has a time to live. Empty when all is well."""
+    lasting, sets = redis.register_script(KEYS_AND_SETS)(args=[keys.prefix])
+    where: dict[str, list[str]] = {}
+    for name, members in sets:
+        for member in members:
+            where.setdefault(member.decode(), []).append(name.decode())
+    fixed = {getattr(keys, name) for name, kind in vars(Keys).items() if isinstance(kind, property)}
+    fixed |= {keys.prefix + name.decode() for name, _ in sets}
+    found = []
+    for key in map(bytes.decode, lasting):
+        job = OF_A_JOB.fullmatch(key.removeprefix(keys.prefix))
+        if key not in fixed and not (job and len(where.get(job[2], ())) == 1):
+            found.append(f"{key} (its job stands in {where.get(job[2], [])})" if job else key)
+    there = {key.decode() for key in lasting}
+    found += [
+        f"job {number} in {names} without a record"
+        for number, names in where.items()
+        if keys.job(int(number)) not in there
+    ]
+    return sorted(found)

@@ -1,0 +1,159 @@
+"""Time that passes and things that go wrong, in Redis and in the model alike."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from queue_oracles import STRANGER
+from redis import Redis
+from state_model import Model
+
+from foxqueue.keys import Keys
+
+
+class Accidents:
+    """Does them in one namespace.
+
+    Args:
+        redis: client of the server.
+        keys: of the namespace.
+        model: which learns of them.
+    """
+
+    KINDS: ClassVar = (
+        "a job is due",
+        "a lease runs out",
+        "a deadline lies far ahead",
+        "a lease key vanishes",
+        "a stranger takes a lease",
+        "the clock runs ahead",
+        "scripts are forgotten",
+        "idle workers age",
+        "wake-ups expire",
+        "requests expire",
+        "the environment expires",
+        "a worker falls silent",
+        "a day passes",
+        "an ended job ages",
+        "a spec is lost",
+    )
+
+    def __init__(self, redis: Redis, keys: Keys, model: Model) -> None:
+        self.redis, self.keys, self.model = redis, keys, model
+
+    def happen(self, kind: str, pick: int, now: int) -> bool:
+        """Let one happen.
+
+        Args:
+            kind: of ``KINDS``.
+            pick: which of several.
+            now: the server's time, ms.
+
+        Returns:
+            Whether there was anything for it to happen to.
+        """
+        sets = self.model.sets
+        match kind:
+            case "a job is due":
+                return self._score("scheduled", sets["scheduled"], pick, 1)
+            case "a lease runs out":
+                return self._score("running", sets["running"], pick, 1)
+            case "a deadline lies far ahead":
+                return self._score("running", sets["running"], pick, 10**15)
+            case "an ended job ages":
+                return self._score(
+                    *(("failed", sets["failed"]) if pick % 2 else ("finished", sets["finished"])), pick, 1
+                )
+            case "a worker falls silent":
+                return self._score("workers", self.model.workers, pick, now - 60_000)
+            case "a day passes":
+                return self._score("workers", self.model.workers, pick, 1)
+        return bool(getattr(self, "_" + kind.replace(" ", "_").replace("-", "_"))(pick, now))
+
+    def before_sweep(self, now: int, looked: str, grace_over: bool, soon: bool) -> None:
+        """Set the reaper's own time.
+
+        Args:
+            now: the server's time, ms.
+            looked: when anybody looked last: now, leave (as it is), old, future or never.
+            grace_over: whether the time of grace has passed.
+            soon: whether the last sweep was within a second.
+        """
+        at = {"now": now, "old": now - 8_000, "future": now + 60_000, "never": 0}.get(looked)
+        if at is not None:
+            self.redis.set(self.keys.looked, at)
+            self.model.looked = at
+        if grace_over:
+            self.redis.delete(self.keys.grace_until)
+            self.model.grace = 0
+        if not soon:
+            self.redis.delete(self.keys.swept)
+            self.model.swept = 0
+
+    def _score(self, name: str, members: dict[str, float], pick: int, score: float) -> bool:
+        if not members:
+            return False
+        member = sorted(members)[pick % len(members)]
+        self.redis.zadd(self.keys.prefix + name, {member: score}, xx=True)
+        members[member] = score
+        return True
+
+    def _a_lease_key_vanishes(self, pick: int, now: int) -> bool:
+        for device in sorted(self.model.leases)[pick % 2 :][:1]:
+            self.redis.delete(self.keys.lease(device))
+            del self.model.leases[device]
+            return True
+        return False
+
+    def _a_stranger_takes_a_lease(self, pick: int, now: int) -> bool:
+        if pick % 4:
+            return False
+        device = f"GPU-{pick % 2 + 1}"
+        self.redis.set(self.keys.lease(device), STRANGER, px=60_000)
+        self.model.leases[device] = STRANGER.decode()
+        return True
+
+    def _the_clock_runs_ahead(self, pick: int, now: int) -> bool:
+        if not self.model.clock:
+            return False
+        self.model.clock = int(self.redis.incrby(self.keys.clock, (1, 10**6, 60 * 10**6)[pick % 3]))
+        return True
+
+    def _scripts_are_forgotten(self, pick: int, now: int) -> bool:
+        self.redis.script_flush()
+        return True
+
+    def _idle_workers_age(self, pick: int, now: int) -> bool:
+        """All but the newest ones, in their shapes' lists; the list of all forgets later."""
+        for name, members in [("idle", self.model.idle), *((f"idle:{s}", m) for s, m in self.model.idle_for.items())]:
+            for member in members:
+                members[member] = now - (70_000 if name == "idle" and pick % 2 else 20_000)
+                self.redis.zadd(self.keys.prefix + name, {member: members[member]})
+        return bool(self.model.idle)
+
+    def _wake_ups_expire(self, pick: int, now: int) -> bool:
+        for worker in list(self.model.wake):
+            self.redis.delete(self.keys.wake(worker))
+            del self.model.wake[worker]
+            return True
+        return False
+
+    def _requests_expire(self, pick: int, now: int) -> bool:
+        found = self.redis.keys(self.keys.prefix.replace("{", "?").replace("}", "?") + "requests:*")
+        if found:
+            self.redis.delete(*found)
+        self.model.requests.clear()
+        return bool(found)
+
+    def _the_environment_expires(self, pick: int, now: int) -> bool:
+        self.redis.delete(self.keys.env("d"))
+        self.model.envs.clear()
+        return True
+
+    def _a_spec_is_lost(self, pick: int, now: int) -> bool:
+        waiting = sorted({n for members in self.model.pending.values() for n in members} & {*self.model.kept["spec"]})
+        if not waiting or pick % 4:
+            return False
+        self.redis.delete(self.keys.spec(int(waiting[0])))
+        del self.model.kept["spec"][waiting[0]]
+        return True
