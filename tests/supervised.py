@@ -65,13 +65,20 @@ note("end")
 """
 
 DRIVER = """
-import atexit, json, subprocess, sys, time
+import atexit, json, os, signal, subprocess, sys, time
 from foxqueue.config import load_config
 from foxqueue.errors import FoxqueueError
 from workers import slots, supervisor
 verb, options = sys.argv[1], json.loads(sys.argv[2])
 if "stranger" in options:  # as in: sh -c 'daemon & exec foxqueue up'
     subprocess.Popen(options.pop("stranger"))
+if options.pop("server_dies", False):  # between two of the first questions
+    warnings = supervisor.server_warnings
+    def dies(broker):
+        supervisor.server_warnings = warnings
+        os.kill(broker.redis.info("server")["process_id"], signal.SIGKILL)
+        return warnings(broker)
+    supervisor.server_warnings = dies
 if "lingers_s" in options:  # a slow end of the interpreter
     atexit.register(time.sleep, options.pop("lingers_s"))
 slots.AGAIN_S = options.pop("again_s", 10.0)

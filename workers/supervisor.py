@@ -27,6 +27,7 @@ from workers.slots import WORKER_COMMAND, Slots
 from workers.strays import Strays
 
 UP_ENDS_S = 75.0  # how long `foxqueue server` waits for a live `up`
+SERVER_AGAIN_S = 30.0  # that a server which died while `up` began may take to answer again
 DOWN_WAITS_S = 130.0  # an `up` drains for 80 s at most, then ends runs without a worker and stops its server
 _LOOK_S = 0.1
 
@@ -184,26 +185,46 @@ class _Up:
         identity, host = home_id(config), socket.gethostname()
         devices = discover(self._simulate, self._cpu, identity, host, os.environ)
         if config.url:
-            broker = Broker.connect(config.url, config.namespace, config.password, timeout_s=2.0)
-            return self._with_workers(broker, Slots(config, config.url, devices, strays, *self._how), signals, report)
+            opened = self._open(config.url, config.password)
+            return self._with_workers(opened, Slots(config, config.url, devices, strays, *self._how), signals, report)
         keeper = strays.keeper = _keeper(config, self._access, signals)
         if keeper is None:
             return 0
         try:
             url = keeper.server.url
-            broker = Broker.connect(url, config.namespace, own_password(config), timeout_s=2.0)
-            return self._with_workers(broker, Slots(config, url, devices, strays, *self._how), signals, report)
+            opened = self._open_again(url, signals)
+            return self._with_workers(opened, Slots(config, url, devices, strays, *self._how), signals, report)
         finally:
             keeper.close()
             if not server_seat(config).taken():
                 stop_server(config)
 
-    def _with_workers(self, broker: Broker, slots: Slots, signals: StopSignals, report: Report) -> int:
+    def _open(self, url: str, password: str | None) -> tuple[Broker, int]:
+        """A connection to a namespace that can be used, and the server's time before any worker of ours."""
+        broker = Broker.connect(url, self._config.namespace, password, timeout_s=2.0)
         try:
             broker.configure(self._lease_ttl_ms)
             for warning in server_warnings(broker):
                 say(f"warning: {warning}")
-            since_ms = broker.server_time_ms()
+            return broker, broker.server_time_ms()
+        except BaseException:
+            broker.close()
+            raise
+
+    def _open_again(self, url: str, signals: StopSignals) -> tuple[Broker, int]:
+        """The same for our own server, which may die just now, and is then started again."""
+        deadline = time.monotonic() + SERVER_AGAIN_S
+        while True:
+            try:
+                return self._open(url, own_password(self._config))
+            except ServerUnavailable:
+                if time.monotonic() > deadline or signals.stopping():
+                    raise
+                signals.wait(_LOOK_S)
+
+    def _with_workers(self, opened: tuple[Broker, int], slots: Slots, signals: StopSignals, report: Report) -> int:
+        broker, since_ms = opened
+        try:
             for slot in slots.slots:
                 say(f"{slot.device.ref}  {slot.device.name}  {_memory(slot.device)}{slot.device.uuid}")
             try:

@@ -268,6 +268,13 @@ def test_down_ends_workers_that_live_on(home: Home, known_by: str) -> None:
     assert not home.workers() and len(home.notes("end")) == 2 and find_server(home.config) is None
 
 
+def test_a_server_that_dies_while_up_begins_is_waited_for(home: Home) -> None:
+    up = home.up(server_dies=True)
+    assert len(home.workers()) == 2 and "our own server had ended and runs again" in home.said
+    up.terminate()
+    assert up.wait(30) == 0
+
+
 # --- down ---------------------------------------------------------------------------------------------
 
 
