@@ -22,7 +22,7 @@ test: setup ## Run the tests on a real server (under five minutes on two cores)
 soak: setup ## Random walks and things killed every second, for minutes (under eight on two cores)
 	$(BIN)/python -m pytest -m soak -n 2 --dist worksteal -p no:randomly
 
-chaos: setup ## 5,000 jobs while workers, runners, server and up are killed (about ten minutes; CHAOS="--seed 7")
+chaos: setup ## 5,000 jobs while workers, runners, server and up are killed (about twelve minutes; CHAOS="--seed 7")
 	PYTHONPATH=tests $(BIN)/python -m chaos --jobs 5000 $(CHAOS)
 
 check: setup ## Lint, types and layers

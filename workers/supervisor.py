@@ -29,7 +29,7 @@ from workers.strays import Strays
 UP_ENDS_S = 75.0  # how long `foxqueue server` waits for a live `up`
 SERVER_AGAIN_S = 30.0  # that a server which died while `up` began may take to answer again
 DOWN_WAITS_S = 130.0  # an `up` drains for 80 s at most, then ends runs without a worker and stops its server
-_LOOK_S = 0.1
+_LOOK_S = 0.2  # ended children cut it short
 
 
 def up(
