@@ -17,7 +17,7 @@ demo: setup ## Run real training runs through an embedded server, kill things, p
 	$(BIN)/python examples/demo.py
 
 test: setup ## Run the tests on a real server (under five minutes on two cores)
-	$(BIN)/python -m pytest -n 3
+	$(BIN)/python -m pytest -n 4
 
 soak: setup ## Random walks and things killed every second, for minutes (under eight on two cores)
 	$(BIN)/python -m pytest -m soak -n 2 --dist worksteal -p no:randomly
