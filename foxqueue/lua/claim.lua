@@ -52,7 +52,8 @@ end
 promote(20)
 
 local wake_key = prefix .. 'wake:' .. worker
-if redis.call('ZREM', idle, worker) == 1 or redis.call('EXISTS', wake_key) == 1 then
+local stood = redis.call('ZREM', idle, worker) -- under no shape, perhaps
+if stood == 1 or redis.call('EXISTS', wake_key, prefix .. 'idle_shapes:' .. worker) > 0 then
   woken = woken .. ',' .. table.concat(redis.call('LRANGE', wake_key, 0, 99), ',')
   redis.call('DEL', wake_key)
   leave_idle(worker)
