@@ -261,6 +261,7 @@ class Broker(Bindings):
 
         Raises:
             OutcomeUnknown, ServerUnavailable: see :meth:`resend`; there are too many shapes.
+            ServerRefused: a newer foxqueue has changed the data since this one began.
             InvalidInput: no jobs, or too many for one step.
         """
         if not 0 < len(jobs) <= CHUNK_JOBS or (len(jobs) > 1 and sum(len(job.spec) for job in jobs) > CHUNK_BYTES):
@@ -269,6 +270,9 @@ class Broker(Bindings):
         reply = self.resend(self.enqueue_call(jobs, env, token, with_env=env.digest not in self._kept), token)
         if reply.word == "missing":  # it was sent once, and the server has lost it since
             reply = self.resend(self.enqueue_call(jobs, env, token, with_env=True), token)
+        if reply.word == "newer":
+            self.settings()  # says so
+            raise ServerRefused(f"namespace {self.keys.namespace!r} is of another foxqueue: upgrade this machine")
         if reply.word == "full":
             raise ServerUnavailable("there are pending jobs of 1,000 different requirements: try later", definite=True)
         self._kept.add(env.digest)
@@ -344,6 +348,14 @@ class Broker(Bindings):
         found = self.connection.answer(("HMGET", self.keys.job(int(number)), *fields), "claims")
         state, holder, gpus, fence = (bytes(value or b"").decode("utf-8", "replace") for value in found)
         return (int(number), fence) if (state, holder, gpus) == ("running", worker, device) else None
+
+    def how_many(self, numbers: Sequence[int]) -> int:
+        """How many of these jobs there are, by one command.
+
+        Raises:
+            ServerUnavailable: Redis is away.
+        """
+        return int(self.connection.answer(("EXISTS", *(self.keys.job(number) for number in numbers)), "jobs"))
 
     def born_of(self, numbers: Sequence[int]) -> list[str | None]:
         """Enqueue ticks of jobs, None for one that is not there.

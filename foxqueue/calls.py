@@ -57,6 +57,15 @@ def target(function: str | Callable[..., Any]) -> Target:
     return Target(name, None, qualname)
 
 
+def beside() -> str | None:
+    """Directory of the script that runs, where Python looks first for modules; None where there is no script."""
+    main = sys.modules["__main__"]
+    path = getattr(main, "__file__", None)
+    if getattr(main, "__spec__", None) is not None or not isinstance(path, str):
+        return None
+    return os.path.dirname(os.path.realpath(path)) or None  # noqa: PTH120 - as Python itself does
+
+
 def text(where: Target, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
     """A call as people see it, like ``pkg.mod:func(1, lr=0.1)``, at most 200 characters."""
     words = [_short(value) for value in args] + [f"{name}={_short(value)}" for name, value in kwargs.items()]

@@ -5,7 +5,7 @@ from foxqueue import Client
 fox = Client()
 job = fox.submit(["python", "train.py"], priority="high", gpu_memory="8G")
 job.wait()
-print(job.state, job.logs().decode())
+print(job.state, job.logs().decode(errors="replace"))
 print(fox.enqueue("package.module:function", args=(1,), kwargs={"lr": 0.1}).result())
 """
 
@@ -19,7 +19,7 @@ from fnmatch import fnmatchcase
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
-from foxqueue.broker import CHUNK_BYTES, CHUNK_JOBS, Broker, NewJob
+from foxqueue.broker import CHUNK_BYTES, CHUNK_JOBS, Broker, Environment, NewJob
 from foxqueue.config import load_config
 from foxqueue.errors import (
     FoxqueueError,
@@ -47,6 +47,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger("foxqueue.client")
 _SAY_AGAIN_S = 30.0  # how often a waiting client repeats that the server is away
 _PAUSE_S = 0.2
+SHOWN = 20  # jobs that an error names
 
 T = TypeVar("T")
 
@@ -181,9 +182,9 @@ class Client:
                 judged[wishes] = self._judge.priority(wishes)
             jobs.append(submission.job(judged[wishes]))
         accepted: list[Job] = []
-        for chunk in _chunks(jobs):
+        for chunk, environment in _chunks(jobs, submissions):
             try:
-                found = self.broker.enqueue_many(chunk, submissions[0].environment)
+                found = self.broker.enqueue_many(chunk, environment)
             except FoxqueueError as error:
                 unknown = len(chunk) if isinstance(error, OutcomeUnknown) else 0
                 raise PartlySubmitted(accepted, len(jobs), unknown, error) from error
@@ -280,8 +281,9 @@ class Client:
             if not waiting:
                 return
             if deadline is not None and time.monotonic() >= deadline:
-                which = ", ".join(f"{job.number} is {job.state}" for job in waiting)
-                raise WaitTimeout(f"the time is over and not all have ended: job {which}")
+                which = ", ".join(f"{job.number} is {job.state}" for job in waiting[:SHOWN])
+                more = f" and {len(waiting) - SHOWN:,} more" if len(waiting) > SHOWN else ""
+                raise WaitTimeout(f"the time is over and not all have ended: job {which}{more}")
             event = self._news_of({job.number for job in waiting}, event, deadline)
 
     def look(self) -> None:
@@ -361,13 +363,17 @@ def _warnings(said: Iterable[str], left_out: Iterable[str]) -> list[str]:
     return warnings
 
 
-def _chunks(jobs: Sequence[NewJob]) -> Iterator[Sequence[NewJob]]:
-    """Parts that the broker takes in one step."""
+def _chunks(
+    jobs: Sequence[NewJob], submissions: Sequence[Submission]
+) -> Iterator[tuple[Sequence[NewJob], Environment]]:
+    """Parts that the broker takes in one step: of one environment, and not too large."""
     start = size = 0
-    for at, job in enumerate(jobs):
+    for at, (job, submission) in enumerate(zip(jobs, submissions, strict=True)):
         size += len(job.spec)
-        if at > start and (at - start == CHUNK_JOBS or size > CHUNK_BYTES):
-            yield jobs[start:at]
+        kept = submissions[start].environment
+        full = at - start == CHUNK_JOBS or size > CHUNK_BYTES or submission.environment is not kept
+        if at > start and full:
+            yield jobs[start:at], kept
             start, size = at, len(job.spec)
     if jobs:
-        yield jobs[start:]
+        yield jobs[start:], submissions[start].environment

@@ -85,6 +85,8 @@ def seen_device(
         state = "leased"
     elif live and holder == "dirty":
         state = "dirty"
+    elif live and state == "leased" and uuid not in granted:
+        detail = "its run is of an earlier life of this queue"  # the server has lost its data since
     elif live and state == "leased":
         state = "free"  # the grant ended after the worker's last look
     return SeenDevice(

@@ -175,7 +175,7 @@ class Job:
 
 
 def _failure(job: Job) -> JobFailed:
-    raised = job.view.result.get("exception")
+    raised = job.view.result.get("exception") if job.reason == "exception" else None  # else it is an earlier attempt's
     texts = raised if isinstance(raised, dict) else {}
     kind, message, trace = (str(texts.get(name) or "") for name in ("type", "message", "traceback"))
     return JobFailed(job, job.reason or "", job.detail or "", kind, message, trace)
@@ -198,7 +198,9 @@ def _accepted_view(job: NewJob, number: int, born: str) -> JobView:
 def same_job(view: JobView | None, number: int, born: str) -> JobView:
     """The view, if it is of the job that was meant."""
     if view is None:
-        raise JobNotFound(f"there is no job {number} any more: the server lost it")
+        raise JobNotFound(
+            f"there is no job {number} any more: it was purged (foxqueue config get says when), or the server lost it"
+        )
     if view.born != born:
         raise JobGone(f"job {number} is another job by now: the server lost data and gave the number out again")
     return view

@@ -14,7 +14,7 @@ from foxqueue.devices import SeenDevice
 from foxqueue.errors import FoxqueueError, ServerRefused, ServerUnavailable
 from foxqueue.inspector import Inspector
 from foxqueue.replies import pairs, text, whole
-from foxqueue.requirement import fits, parse_shape
+from foxqueue.requirement import Requirement, fits, parse_shape
 from foxqueue.units import format_duration
 
 BOUND_S = 5.0
@@ -190,6 +190,8 @@ def _stuck(broker: Broker, inspector: Inspector, max_age_ms: float) -> Iterator[
         if idle:
             grant = text(grants.get(idle[0].uuid.encode()))
             yield _Stuck(job, idle[0].uuid, grant, f"{waits} while {idle[0].label} stands idle")
+        elif not any(device.live and fits(Requirement(need.gpus), device.kind, None) for device in devices):
+            yield _Stuck(job, "", shape, f"{waits}, and no live worker serves such a device")
         elif fitting and all(device.state in _BROKEN for device in fitting):
             why = f"{fitting[0].label} is {fitting[0].state}" + (f": {fitting[0].detail}" if fitting[0].detail else "")
             yield _Stuck(job, fitting[0].uuid, fitting[0].state, f"{waits}, and no device for it can be used ({why})")

@@ -20,7 +20,7 @@ from foxqueue.broker import Broker
 from foxqueue.devices import SeenDevice, device_dict, seen_device
 from foxqueue.errors import JobNotFound, ServerError, ServerRefused, ServerUnavailable
 from foxqueue.job import FIELDS, JobView, rfc3339, view
-from foxqueue.replies import Piece, fields, pairs, read_pieces, scores, streams, text, whole
+from foxqueue.replies import Piece, fields, first_page, page_from, pairs, read_pieces, scores, streams, text, whole
 from foxqueue.requirement import parse_shape
 from foxqueue.states import CANCELLED, FAILED, PENDING, RUNNING, SCHEDULED, STATES, SUCCEEDED
 
@@ -152,7 +152,7 @@ class Inspector:
 
     def _pending(self, places: dict[int, int], batch: int) -> Iterator[int]:
         shapes = self._shapes()
-        heads = self._ask([_range_of(self._keys.pending(shape), "ZRANGE", 0, batch) for shape in shapes])
+        heads = self._ask([first_page(self._keys.pending(shape), "ZRANGE", 0, batch) for shape in shapes])
         before: dict[bool, int] = {}
         queues = [self._shape_queue(shape, head, batch) for shape, head in zip(shapes, heads, strict=True) if head]
         for _, number, on_cpu in heapq.merge(*queues):
@@ -167,16 +167,23 @@ class Inspector:
         return ((score, number, on_cpu) for score, number in queue)
 
     def _range(self, key: str, verb: str, batch: int, first: Any = None) -> Iterator[tuple[float, int]]:
-        """A sorted set from its near end, a batch a round trip."""
-        start = 0
+        """A sorted set from its near end, a batch a round trip. What leaves it meanwhile shifts nothing: pages begin at
+        the last score, and members with that score that were told already are passed over.
+        """
+        answer = first if first is not None else self._ask([first_page(key, verb, 0, batch)])[0]
+        edge, told = 0.0, set[int]()
         while True:
-            answer = first if first is not None else self._ask([_range_of(key, verb, start, batch)])[0]
-            first = None
             found = scores(answer)
-            yield from found
+            for score, number in found:
+                if score != edge:
+                    edge, told = score, set()
+                if number not in told:
+                    told.add(number)
+                    yield score, number
             if len(found) < batch:
                 return
-            start += batch
+            skipped = len(told) if len(told) >= batch else 0  # more of one score than a page holds
+            answer = self._ask([page_from(key, verb, edge, skipped, batch)])[0]
 
     def _shapes(self) -> list[str]:
         return [text(shape) for shape in self._ask([("HKEYS", self._keys.shapes)])[0] or []]
@@ -375,10 +382,6 @@ def _age(now_ms: int, then_ms: int | None) -> float | None:
 def _chunks(items: Iterator[T], size: int) -> Iterator[list[T]]:
     while some := list(islice(items, size)):
         yield some
-
-
-def _range_of(key: str, verb: str, start: int, count: int) -> tuple[Any, ...]:
-    return (verb, key, start, start + count - 1, "WITHSCORES")
 
 
 def _checked(answer: Any) -> Any:

@@ -163,7 +163,8 @@ def _array(numpy: Any, value: Any, where: str) -> msgpack.ExtType:
     if not same:
         raise Unpackable(f"{where} is NumPy data of the type {dtype}, which would not come back: convert it first")
     if isinstance(value, numpy.generic):
-        return msgpack.ExtType(SCALAR, msgpack.packb([spelt, value.tobytes()]))
+        # An empty text has no bytes, and NumPy gives a character of them all the same.
+        return msgpack.ExtType(SCALAR, msgpack.packb([spelt, value.tobytes()[: dtype.itemsize]]))
     return msgpack.ExtType(ARRAY, msgpack.packb([spelt, list(value.shape), value.tobytes()]))
 
 

@@ -1,4 +1,4 @@
-"""Reads Redis's answers in the shapes of both of its protocols. Pure."""
+"""Reads Redis's answers in the shapes of both of its protocols, and asks for sorted sets page by page. Pure."""
 
 from __future__ import annotations
 
@@ -66,3 +66,16 @@ def read_pieces(entries: Any) -> list[Piece]:
         fence, _, offset = text(entry).partition("-")
         found.append(Piece(int(fence), int(offset), dict(pairs(values)).get(b"data", b"")))
     return found
+
+
+def first_page(key: str, verb: str, start: int, count: int) -> tuple[Any, ...]:
+    """The command for the first members of a sorted set, by ZRANGE or ZREVRANGE."""
+    return (verb, key, start, start + count - 1, "WITHSCORES")
+
+
+def page_from(key: str, verb: str, edge: float, skipped: int, count: int) -> tuple[Any, ...]:
+    """The command for the members from a score on, that one included; ``skipped`` of them are left out."""
+    start = f"{edge:.17g}"
+    if verb == "ZRANGE":
+        return ("ZRANGE", key, start, "+inf", "BYSCORE", "LIMIT", skipped, count, "WITHSCORES")
+    return ("ZRANGE", key, start, "-inf", "BYSCORE", "REV", "LIMIT", skipped, count, "WITHSCORES")

@@ -41,7 +41,11 @@ class PatientStream:
         if self._pid != os.getpid():  # first use, or first after a fork, which took no threads along
             self._pid = os.getpid()
             self._texts = queue.Queue(_LINES)
-            threading.Thread(target=self._serve, args=(self._texts,), name="stderr", daemon=True).start()
+            try:
+                threading.Thread(target=self._serve, args=(self._texts,), name="stderr", daemon=True).start()
+            except RuntimeError:  # a limit of processes: what is said then matters more than who reads slowly
+                self._pid = 0
+                return self._stream.write(text)
         try:
             self._texts.put_nowait(text)
         except queue.Full:

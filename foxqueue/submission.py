@@ -193,13 +193,14 @@ class Submitter:
         Raises:
             InvalidInput: one is malformed; the text begins with its place, like ``requests[3]``.
         """
-        if isinstance(requests, str | bytes | Mapping):
+        if isinstance(requests, str | bytes | Mapping) or not isinstance(requests, Iterable):
             raise InvalidInput('requests are given as a list of mappings, like [{"argv": ["python", "train.py"]}]')
+        fixed = isinstance(requests, list | tuple)  # what makes them as it goes may change our surroundings
         now = self._surroundings()
         found = []
         for at, request in enumerate(requests):
             try:
-                found.append(self._request(request, now))
+                found.append(self._request(request, now if fixed else self._surroundings()))
             except InvalidInput as error:
                 raise InvalidInput(f"requests[{at}]: {error}") from error
         return found
@@ -236,6 +237,7 @@ class Submitter:
             "script": where.script,
             "qualname": where.qualname,
             "python": sys.executable or "",
+            "beside": calls.beside(),
             "data": data,
         }
         asked = {"argv": [calls.text(where, args, named)], "call": call}

@@ -183,7 +183,7 @@ class Oracles:
             lost = seen["lose"] + seen["reap"]
             assert int(job["losses"]) == lost, f"job {number}: {job}, {dict(seen)}"
             kept = (
-                job["settled_as"] == "cancelled" and self.last_of[number] == "release"
+                job["settled_as"] in ("cancelled", "failed") and self.last_of[number] == "release"
             )  # a cancelled run keeps its own
             attempts = seen["claim"] - seen["release"] - lost + kept
             assert int(job["attempts"]) == attempts, f"job {number}: {job}, {dict(seen)}"

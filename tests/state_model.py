@@ -12,11 +12,11 @@ from typing import Any
 
 from state_data import DEFAULTS, TIME
 from state_image import Image, named
-from state_moves import Moves
+from state_moves import TAKEN_AWAY, Moves
 
 from foxqueue.scripts import Call
 
-SILENT_MS, DAY_MS = 15_000, 86_400_000
+SILENT_MS, DAY_MS, TOLD_MS = 15_000, 86_400_000, 10_000
 
 
 class Model(Moves):
@@ -315,10 +315,13 @@ class Model(Moves):
         if word:
             return [word]
         job = self.jobs[n]
-        word = "cancelled" if "cancel_requested" in job else "released"
+        released = self._taken_away(n)
+        word = "cancelled" if "cancel_requested" in job else "failed" if released else "released"
         self._ended(n, word)
         if word == "cancelled":
             self._over_cancelled(n)
+        elif released:
+            self._over(n, "failed", "lease_lost", TAKEN_AWAY)
         else:
             self._uncount(job)
             self._back(n, "shutdown", a["detail"])
@@ -383,7 +386,12 @@ class Model(Moves):
         keep_ms, keep = (self.setting(f"retain_{name}_{what}") for what in ("ms", "count"))
         oldest = sorted((score, n) for n, score in members.items())[:limit]
         too_many = len(members) - keep
-        gone = [n for at, (score, n) in enumerate(oldest) if at < too_many or score < self.now - keep_ms]
+        gone = []
+        for at, (score, n) in enumerate(oldest):
+            age = self.now - score
+            if age <= keep_ms and (at >= too_many or age < TOLD_MS):
+                break
+            gone.append(n)
         for n in gone:
             del members[n], self.jobs[n]
             for texts in self.kept.values():

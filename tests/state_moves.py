@@ -10,6 +10,8 @@ from state_image import Image
 
 IDLE_MS = 12_000
 
+TAKEN_AWAY = "its device was taken from it by an operator"
+
 
 class Moves(Data):
     """What the scripts have in common: ticks, ways into pending and out of running, waking."""
@@ -139,15 +141,24 @@ class Moves(Data):
     def _uncount(self, job: Fields) -> None:
         job["attempts"] = str(max(int(job["attempts"]) - 1, 0))
 
+    def _taken_away(self, n: str) -> bool:
+        """Whether an operator has taken the device of a run."""
+        job = self.jobs[n]
+        return bool(self.granted.get(job["gpus"]) == f"{job['fence']} released:{n}")
+
     def _lost(self, n: str, how: str) -> None:
         job = self.jobs[n]
         losses = int(job["losses"]) + 1
+        released = self._taken_away(n)
         self._ended(n, "lost")
+        job.pop("exit_code", None)
         job["losses"] = str(losses)
         self._uncount(job)
         self._event(how, n, worker=job["worker"], device=job["gpus"], fence=job["fence"])
         if "cancel_requested" in job:
             self._over_cancelled(n, "; its worker was lost")
+        elif released:
+            self._over(n, "failed", "lease_lost", TAKEN_AWAY)
         elif losses >= self.setting("max_losses"):
             self._over(n, "failed", "poison", f"lost its worker {losses} times")
         else:

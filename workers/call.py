@@ -124,13 +124,15 @@ def _answer(report: Report, run_dir: str, max_result_bytes: int) -> None:
         raise Refused("launch_error", f"{sys.executable} is Python {version} on this machine: install 3.11 or newer")
     with contextlib.suppress(Exception):
         sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # what it prints can be followed
+    import traceback  # noqa: F401 - before the job's directory is looked at, which may have a token.py
+
     payload = _payload()
     call = _read(run_dir)
-    function = find(call["module"], call["script"], call["qualname"])
+    function = find(call["module"], call["script"], call["qualname"], call.get("beside"))
     try:
         args, kwargs = payload.unpack(call["data"])  # after the import: what the module sets up comes first
     except Exception as error:
-        raise Refused("bad_payload", f"its arguments cannot be read: {error}") from error
+        raise Refused("bad_payload", f"its arguments {error}") from error
     value = _called(function, args, kwargs)
     if not report.ours:
         return
@@ -140,7 +142,7 @@ def _answer(report: Report, run_dir: str, max_result_bytes: int) -> None:
         raise Refused(
             "bad_result",
             f"what it returned has {len(data):,} bytes, and {max_result_bytes:,} are allowed: write it to a file in "
-            "FOXQUEUE_DIR and return the path (foxqueue config set max_result_bytes changes the limit)",
+            "FOXQUEUE_DIR and return the path (foxqueue config set max_result 4M, say, changes the limit)",
         )
     try:
         report.write("value", data)
@@ -169,20 +171,22 @@ def _pack(payload: Any, value: Any) -> bytes:
 # --- finding the function -----------------------------------------------------------------------------------
 
 
-def find(module: str | None, script: str | None, qualname: str) -> Any:
+def find(module: str | None, script: str | None, qualname: str, beside: str | None = None) -> Any:
     """Load the function's module and find it there.
 
     Args:
         module: its name; None when it is a script.
         script: the absolute path of what was ``__main__`` where the job was submitted.
         qualname: of the function in the module.
+        beside: directory of the script that submitted it, which finds its neighbours there; None when there was none.
 
     Raises:
         ImportError, FileNotFoundError, AttributeError, TypeError: it is not there, or is no function; and whatever
             the module itself raises.
     """
     here = os.getcwd()
-    sys.path[:0] = [here] if script is None else dict.fromkeys((os.path.dirname(script), here))
+    first = os.path.dirname(script) if script else beside
+    sys.path[:0] = dict.fromkeys(place for place in (first, here) if place)
     # Not ours: multiprocessing loads __main__ in each of its children.
     sys.modules["__main__"] = types.ModuleType("__main__")
     with _importing(script or str(module)):

@@ -62,13 +62,14 @@ def read_plan(packed: bytes) -> Plan:
 
 def _call(value: Any) -> dict[str, Any]:
     call: dict[str, Any] = _of(dict, value, "what it should call")
-    module, script, python = (call.get(name) for name in ("module", "script", "python"))
-    for text in (module, script, python):
+    module, script, python, beside = (call.get(name) for name in ("module", "script", "python", "beside"))
+    for text in (module, script, python, beside):
         _of((str, type(None)), text, "what it should call")
     qualname, data = _of(str, call.get("qualname"), "its function"), _of(bytes, call.get("data"), "its arguments")
     if bool(module) is bool(script):
         raise BadPayload("what it should call cannot be read")
-    return {"module": module, "script": script, "qualname": qualname, "python": python, "data": data}
+    where = {"module": module, "script": script, "qualname": qualname, "beside": beside}
+    return {**where, "python": python, "data": data}
 
 
 def read_captured(packed: bytes) -> dict[str, str]:

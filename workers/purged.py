@@ -19,8 +19,8 @@ from foxqueue.config import Config
 from foxqueue.errors import ServerError
 from workers.leftovers import records
 
-BATCH: Final = 50  # directories that are looked at in one go
-EVERY_S: Final = 60.0
+BATCH: Final = 1000  # directories that are looked at in one go
+EVERY_S: Final = 10.0
 SOON_S: Final = 2.0  # until the next go after one that found something: as fast as jobs are purged, they must go
 _JOB = re.compile(r"([1-9][0-9]*)-([0-9]+)\Z")
 
@@ -85,7 +85,10 @@ class PurgedFiles:
         found = {name: match for name in names if (match := _JOB.match(name))}
         if not found:
             return []
-        born = self._broker.born_of([int(match[1]) for match in found.values()])
+        numbers = [int(match[1]) for match in found.values()]
+        if self._broker.how_many(numbers) == len(set(numbers)) == len(numbers):
+            return []  # one command, where nothing was purged
+        born = self._broker.born_of(numbers)
         if self._broker.settings().instance != self._instance:
             return []  # asked afterwards: a server that was emptied in between has no job of ours
         used = {run.rpartition("/")[0] for run in self._runs()}

@@ -12,6 +12,7 @@ import os
 from typing import Any, Final
 
 RECORD_NAME: Final = "exit.json"
+REPORT_NAME: Final = "return.msgpack"  # that a Python call leaves when it has returned, see workers.call
 RECORD_BYTES: Final = 4096
 _TEMPORARY: Final = ".exit.json.tmp"
 _NO_FALLOCATE: Final = (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS)

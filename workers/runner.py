@@ -7,7 +7,7 @@ described in :mod:`workers.runs`.
 """
 
 # No pathlib: its start must be quick, and paths are bytes.
-# ruff: noqa: PTH118, PTH123
+# ruff: noqa: PTH110, PTH118, PTH123
 
 from __future__ import annotations
 
@@ -25,10 +25,11 @@ from typing import Any, Final
 from foxqueue.processes import ProcessId, become_subreaper, fill_standard_fds
 from workers import launch, tree
 from workers.channel import Channel, Message
-from workers.record import RecordFile, is_lack_of_room
+from workers.record import REPORT_NAME, RecordFile, is_lack_of_room
 
 TAKEOVER_GRACE_S: Final = 2.0
 REST_GRACE_S: Final = 2.0  # for what a job leaves behind when its main process has ended by itself
+_NO_FAULT: Final = ("worker_lost", "takeover", "shutdown")  # reasons for an end that say nothing against the job
 _FIRST_PAUSE_S: Final = 0.002
 _LONGEST_PAUSE_S: Final = 0.2
 _BOOTTIME_STEP_S: Final = 0.5  # a wait does not count the time asleep: look at the clock this often
@@ -192,13 +193,17 @@ class Run:
 
     def _end(self, why: str | None, grace_s: float) -> None:
         """Begin to end the job, or bring its end nearer; the first reason stays."""
-        if self._why is None and self._status is None:
+        if self._why is None and self._status is None and not (why in _NO_FAULT and self._has_returned()):
             self._why = why
         kill_at = time.monotonic() + max(0.0, grace_s)
         if self._kill_at is None:
             self._kill_at = kill_at
             tree.terminate(self._pid if self._status is None else None)
         self._kill_at = min(self._kill_at, kill_at)
+
+    def _has_returned(self) -> bool:
+        """Whether it is a Python call that is over but for the rest of its interpreter: that counts."""
+        return os.path.exists(os.path.join(launch.encode(self._order.run_dir), REPORT_NAME.encode()))
 
     def _wait_s(self) -> float | None:
         if self._killing:

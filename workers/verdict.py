@@ -50,7 +50,9 @@ def judge(
         report: what a Python call left, empty when it left nothing; None for a command.
     """
     if record is None:
-        return Verdict("lose")
+        # A call that has returned is over: it is not lost with its runner.
+        returned = report is not None and ("value" in report or "exception" in report)
+        return _of_call(report, None) if report is not None and returned else Verdict("lose")
     if record.get("no_room"):
         return Verdict("release", detail=str(record.get("error")), no_room=True)
     if record.get("error"):
@@ -64,7 +66,7 @@ def judge(
         case "shutdown":
             return Verdict("release", detail="its worker was stopped")
         case "lease_lost":
-            return Verdict("fail", "lease_lost", "the device's lease went to another owner", code)
+            return Verdict("fail", "lease_lost", "its device was taken from it: by an operator, or by another owner of the lease", code)
         case "cancel":
             return Verdict("fail", "cancelled_by_user", _ending(record), code)
         case "timeout":

@@ -203,6 +203,8 @@ class Worker:
         if reply.word == "shapes":
             self._questions.learn(reply)
             return
+        if reply.word == "newer":
+            _log.error("a newer foxqueue has changed the queue's data: restart this worker with that version")
         if reply.word == "stale":
             return  # that question was answered before; the next one is new
         self._presence.register()

@@ -23,7 +23,7 @@ def gpus(release: str | None, as_json: bool) -> int:
 
     --release takes a device from the job that runs on it, whoever's it is: the job ends as failed (lease_lost), and
     the next one may have the device when all processes of the first are gone. Where its worker is dead, that is when
-    the lease has run out, and the job may run again. DEVICE is a label of this list, with @HOST where several machines
+    the lease has run out. DEVICE is a label of this list, with @HOST where several machines
     have one, a UUID, or 8 characters of its beginning.
     """
     fox = client()
@@ -67,8 +67,8 @@ def _release(fox: Client, ref: str, as_json: bool) -> int:
         output.write(f"job {job} is being ended (lease_lost); {device.label} is free when its processes are gone\n")
     elif job is not None:
         output.write(
-            f"the worker of {device.label} is gone: job {job} goes back into the queue, and the device is free, when "
-            "its lease has run out\n"
+            f"the worker of {device.label} is gone: job {job} ends (lease_lost), and the device is free, when its "
+            "lease has run out\n"
         )
     if job is None:
         output.say(f"no job has {device.label} ({device.uuid}): there is nothing to release")
@@ -142,10 +142,11 @@ def health(max_age_s: float, as_json: bool) -> int:
       idle, now and two seconds later (under 10s that is a false alarm now and
       then: an idle worker asks every 5 seconds);
     * a job has waited longer than --max-age and no live device that it fits
-      can be used: all unavailable, dirty or quarantined.
+      can be used: all are unavailable, dirty or quarantined, or there is no
+      live GPU, or no CPU slot, at all.
 
     It stays green (0) while all devices are busy, occupied by others or paused, however long the queue is, and while
-    a job waits for a device that no live worker has.
+    a job asks for more memory than any live device has.
     """
     from foxqueue.health import look
 

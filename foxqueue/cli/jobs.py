@@ -62,18 +62,23 @@ def _tell_the_rest(listing: Listing, limit: int, filtered: bool) -> None:
 def _row(job: Any, now_ms: int) -> list[Any]:
     return [
         job.number,
-        job.name or _shortened(shlex.join(job.command)),
+        job.name or _shortened(_command(job)),
         job.state,
         job.priority,
         job.user,
         ",".join(uuid[:12] for uuid in job.gpu_uuids) if not job.waiting else None,
         _duration(job, now_ms),
-        _why(job),
+        _shortened(_why(job) or "", 120) or None,
     ]
 
 
-def _shortened(text: str) -> str:
-    return text if len(text) <= 40 else text[:39] + "…"
+def _command(job: Any) -> str:
+    """As a shell would take it; a Python call as it was made."""
+    return job.command[0] if job.spec.get("call") and job.command else shlex.join(job.command)
+
+
+def _shortened(text: str, most: int = 40) -> str:
+    return text if len(text) <= most else text[: most - 1] + "…"
 
 
 def _duration(job: Any, now_ms: int) -> str | None:
@@ -129,7 +134,7 @@ def _facts(job: Job) -> dict[str, Any]:
         "waits for": f"{view.waiting_for}: {view.detail}" if view.waiting_for else None,
         "detail": None if view.waiting_for else view.detail,
         "cancel": f"requested by {view.cancel_requested}" if view.cancel_requested else None,
-        "command": shlex.join(view.command),
+        "command": _command(view),
         "directory": spec.get("cwd"),
         "needs": gpus + floor,
         "priority": view.priority,

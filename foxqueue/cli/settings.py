@@ -26,16 +26,14 @@ def get(name: str | None, as_json: bool) -> int:
 
     rows = _rows()
     if name is not None:
-        if name not in rows:
+        shown = name.lower() if name.startswith(PRIORITY) else name
+        if shown not in rows:
             change(name, "default")  # says which there are
-            if not name.startswith(PRIORITY):
-                raise AssertionError(name)  # a setting that is not shown
-            rows[name.lower()] = "medium"
-        rows = {name.lower(): rows[name.lower()]}
+        rows = {shown: rows.get(shown, "medium")}
     if as_json:
         output.write_json(rows)
     elif name is not None:
-        output.write(f"{rows[name.lower()]}\n")
+        output.write(f"{next(iter(rows.values()))}\n")
     else:
         abouts = {shown: setting.about for shown, setting in SETTINGS.items()} | _FIXED
         output.table(
@@ -69,10 +67,11 @@ def set_value(name: str, value: str) -> int:
 
     priority.MODEL is the priority of jobs of that model type which give none: 0 to 9, low, medium or high.
     """
-    from foxqueue.settings import change
+    from foxqueue.settings import PRIORITY, change
     from foxqueue.submission import user
 
     field, text = change(name, value)
     client().broker.change_settings({field: text}, user())
-    output.write(f"{name.lower()} = {_rows().get(name.lower(), 'medium')}\n")
+    shown = field.replace("priority:", PRIORITY) if field.startswith("priority:") else name
+    output.write(f"{shown} = {_rows().get(shown, 'medium')}\n")
     return 0

@@ -1,6 +1,5 @@
 -- NEEDS instance settings
 -- The namespace's life begins with its first job, worker or setting; the schema of the data is written down with it.
-local SCHEMA = '1'
 local function begin_life(candidate)
   if life ~= '' then
     return

@@ -18,6 +18,9 @@ local function ticks(how_many)
   if not known[1] then
     redis.call('GET', clock) -- fails when it is there and no text, which MGET does not tell
   end
+  if last_tick > 9000000000000000 then
+    error('the clock of the namespace is out of range') -- whole numbers end at 2^53
+  end
   local first = math.max(now_us, last_tick + 1)
   last_tick = first + how_many - 1
   redis.call('SET', clock, digits(last_tick))

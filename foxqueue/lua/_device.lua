@@ -19,6 +19,16 @@ local function released_text(given_fence, n)
   return given_fence .. ' released:' .. n
 end
 
+-- Whether an operator has taken one of a run's devices: it does not run again by itself.
+local function taken_away(n, run_fence, devices)
+  for name in string.gmatch(devices or '', '[^,]+') do
+    if redis.call('HGET', granted, name) == released_text(run_fence, n) then
+      return true
+    end
+  end
+  return false
+end
+
 -- A device is free when it has no lease key and its last grant is neither a running job's nor dirty.
 local function device_is_free(name)
   if redis.call('EXISTS', lease_key(name)) == 1 then

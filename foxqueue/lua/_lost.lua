@@ -6,11 +6,15 @@ local LOST_FIELDS = { 'state', 'fence', 'gpus', 'shape', 'rank', 'attempts', 'lo
 
 local function lost(n, job, how)
   local losses, run_fence = count(job[7]) + 1, job[2] or ''
+  local released = taken_away(n, run_fence, job[3])
   ended(n, run_fence, job[3], 'lost')
   redis.call('HSET', job_key(n), 'losses', digits(losses), 'attempts', digits(math.max(count(job[6]) - 1, 0)))
+  redis.call('HDEL', job_key(n), 'exit_code') -- an earlier attempt's
   event(how, n, 'worker', job[9] or '', 'device', job[3] or '', 'fence', run_fence)
   if job[8] then
     over(n, 'cancelled', 'cancelled_by_user', 'cancelled by ' .. job[8] .. '; its worker was lost')
+  elseif released then
+    over(n, 'failed', 'lease_lost', 'its device was taken from it by an operator')
   elseif losses >= max_losses then
     over(n, 'failed', 'poison', 'lost its worker ' .. digits(losses) .. ' times')
   elseif not job[4] or not whole(job[5]) then

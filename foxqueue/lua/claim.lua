@@ -24,7 +24,8 @@
 -- FOUND job:<n> HASH, spec:<n> STRING
 -- INCLUDE _drains _clock _settings _event _job _device _idle _ready _ended _promote
 -- RETURNS {ok, instance, number, fence, born, attempts, losses, retry_delay_ms, env digest, spec},
--- RETURNS {empty, instance, ms until the next scheduled job is due or ''}, {taken | stale, instance}
+-- RETURNS {empty, instance, ms until the next scheduled job is due or ''}, {taken | stale, instance},
+-- RETURNS {newer, instance} when the data are of a newer schema
 -- RETURNS or {shapes, instance, version, shape...}
 -- What a worker needs of a job, in this order.
 local FIELDS = { 'state', 'shape', 'born', 'rank', 'attempts', 'losses', 'retry_delay_ms', 'env', 'fence', 'worker',
@@ -49,6 +50,9 @@ if last then
   end
 end
 
+if schema > tonumber(SCHEMA) then
+  return { 'newer', life } -- another version has changed the data since this worker began
+end
 promote(20)
 
 local wake_key = prefix .. 'wake:' .. worker

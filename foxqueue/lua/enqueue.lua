@@ -17,11 +17,15 @@
 -- FOUND job:<n> HASH, spec:<n> STRING
 -- INCLUDE _clock _settings _begin _event _job _request _idle _ready
 -- RETURNS {ok, instance, first number, its born}: the jobs have numbers and ticks in a row; {full, instance} when
--- RETURNS there are too many shapes, {missing, instance} when the environment is not kept: send it
+-- RETURNS there are too many shapes, {missing, instance} when the environment is not kept: send it;
+-- RETURNS {newer, instance} when the data are of a newer schema
 local earlier = answered()
 if earlier then
   local n, born = string.match(earlier, '^(%d+):(%d+)$')
   return { 'ok', life, n, born }
+end
+if schema > tonumber(SCHEMA) then
+  return { 'newer', life }
 end
 local kept_ms = env_digest ~= '' and redis.call('PTTL', env_blob)
 if kept_ms == -2 and env == '' then

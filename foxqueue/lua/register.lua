@@ -10,7 +10,7 @@
 -- ARGV[3] sequence counts this worker's registers from 1
 -- ARGV[4] seen packed
 -- ARGV[5] candidate name of this namespace's life, if it has none
--- INCLUDE _drains _clock _begin
+-- INCLUDE _drains _clock _settings _begin
 -- RETURNS {ok, instance}, or {stale, instance} for a late copy, which changes nothing
 local SILENT_MS = 15000
 local standing = redis.call('HGET', gpus, device)

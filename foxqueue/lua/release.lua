@@ -15,16 +15,19 @@
 -- ARGV[3] fence
 -- ARGV[4] detail why the worker gives it back
 -- INCLUDE _clock _settings _event _job _guard _device _idle _ready _ended
--- RETURNS {released | cancelled | stale | missing | settled word, instance}
+-- RETURNS {released | cancelled | failed | stale | missing | settled word, instance}
 local word, devices, cancelled_by, attempts, shape, rank =
   guard('gpus', 'cancel_requested', 'attempts', 'shape', 'rank')
 if word then
   return { word, life }
 end
-word = cancelled_by and 'cancelled' or 'released'
+local released = taken_away(number, fence, devices)
+word = cancelled_by and 'cancelled' or released and 'failed' or 'released'
 ended(number, fence, devices, word)
 if cancelled_by then
   over(number, 'cancelled', 'cancelled_by_user', 'cancelled by ' .. cancelled_by)
+elseif released then
+  over(number, 'failed', 'lease_lost', 'its device was taken from it by an operator')
 elseif not shape or not whole(rank) then
   over(number, 'failed', 'bad_payload', 'its record in Redis cannot be read')
 else

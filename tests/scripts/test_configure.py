@@ -63,6 +63,17 @@ def test_data_of_a_newer_foxqueue_are_refused_at_the_door(queue: Queue, server: 
         queue.broker.settings()
 
 
+def test_who_runs_already_neither_takes_nor_gives_work_from_then_on(queue: Queue) -> None:
+    worker, number = queue.worker(), queue.enqueue()
+    queue.broker.redis.hset(queue.broker.keys.settings, "schema", SCHEMA + 1)
+    before = queue.snapshot()
+    with pytest.raises(ServerRefused, match="newer foxqueue"):
+        queue.enqueue()
+    assert worker.ask().word == "newer"
+    assert queue.snapshot() == before and queue.job(number)["state"] == "pending"
+    queue.broker.redis.hset(queue.broker.keys.settings, "schema", SCHEMA)
+    assert worker.claim().number == number
+
+
 def test_one_schema_in_both_languages() -> None:
-    assert f"local SCHEMA = '{broker_module.SCHEMA}'" in source("_begin")
-    assert f"values[6] or '{broker_module.SCHEMA}'" in source("_settings")
+    assert f"local SCHEMA = '{broker_module.SCHEMA}'" in source("_settings")

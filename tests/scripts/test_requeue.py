@@ -137,7 +137,10 @@ def test_every_end_gives_a_released_device_back(queue: Queue, end: str) -> None:
         queue.reap()
     else:
         getattr(queue, end)(run)
-    assert queue.job(run.number)["state"] == ("succeeded" if end == "complete" else "pending")
+    job = queue.job(run.number)
+    assert (job["state"], job["reason"]) == (
+        ("succeeded", "exit_code") if end == "complete" else ("failed", "lease_lost")
+    ), "what an operator has ended does not run again by itself"
     queue.enqueue()
     assert queue.worker("w2", "GPU-1").ask().word == "ok"
 

@@ -8,6 +8,7 @@ from queue_driver import Queue
 from foxqueue.codec import pack
 
 DAY_MS = 86400 * 1000
+TOLD_MS = 10_000  # that who waits for a job has to hear of its end
 
 
 def end(queue: Queue, how: str) -> int:
@@ -24,6 +25,7 @@ def end(queue: Queue, how: str) -> int:
         broker.cancel(run.number, "", "me")
         queue.complete(run)
     assert queue.job(run.number)["state"] == how
+    aged(queue, run.number, TOLD_MS)
     return run.number
 
 
@@ -82,6 +84,16 @@ def test_in_bounded_batches_without_waiting_for_the_next_second(queue: Queue) ->
     assert queue.broker.send(queue.broker.sweep_call(4))[0].word == "no"
 
 
+@pytest.mark.parametrize("how", ["succeeded", "failed"])
+def test_however_few_are_kept_who_waits_hears_of_the_end(queue: Queue, how: str) -> None:
+    queue.broker.change_settings({"retain_finished_count": "0", "retain_failed_count": "0"}, "me")
+    number = end(queue, how)
+    aged(queue, number, 2000 - TOLD_MS)
+    assert purged(queue) == 0 and queue.job(number)["state"] == how
+    aged(queue, number, TOLD_MS)
+    assert purged(queue) == 1
+
+
 def test_off_keeps_for_ever(queue: Queue) -> None:
     number = end(queue, "failed")
     aged(queue, number, 1000 * DAY_MS)
@@ -115,6 +127,7 @@ def test_late_calls_about_a_purged_job_leave_nothing(queue: Queue) -> None:
         broker.lose_call(run.number, run.fence),
     ]
     queue.complete(run)
+    aged(queue, run.number, TOLD_MS)
     broker.change_settings({"retain_finished_count": "0"}, "me")
     purged(queue)
     before = queue.snapshot()

@@ -345,6 +345,32 @@ def test_a_call_that_had_returned_before_its_worker_died(stack: Stack) -> None:
     assert caller.value_of(number) == {"loss": 0.5}
 
 
+@pytest.mark.parametrize("ended_by", ["worker", "runner", "both", "down"])
+def test_a_call_that_had_returned_is_not_run_again_whatever_ends_its_interpreter(stack: Stack, ended_by: str) -> None:
+    """Given a call that has returned and whose interpreter is not gone yet, when its run is ended: the value counts."""
+    shutil.copy(CALLED / "calls.py", stack.work)
+    up = stack.up("--simulate", "1x24G", workers=1)
+    caller, started, never = Caller(stack, "calls"), stack.root / "started", stack.root / "never"
+    number = caller.queue("torn_down", str(started), str(never))
+    until(started.exists, 20, what="the end of the function")
+    until(lambda: list(stack.home.glob("*/jobs/*/*/*/return.msgpack")), 10, "its report")
+    worker, runner = stack.worker_of(number), stack.runner_of(number)
+    if ended_by in ("worker", "both"):
+        worker.send(signal.SIGKILL)
+    if ended_by in ("runner", "both"):
+        runner.send(signal.SIGKILL)
+    if ended_by == "down":
+        for _ in range(2):  # the second TERM leaves no time to end by itself
+            up.send_signal(signal.SIGTERM)
+            until(lambda: "ending" in stack.log("up"), 10, "the end to begin")
+        up.wait(60)
+        stack.up("--simulate", "1x24G", workers=1)
+    job = caller.ended(number)
+    assert (job["state"], job["attempts"]) == ("succeeded", 1)
+    assert caller.value_of(number) == {"loss": 0.5}
+    assert len(stack.events(number, "claim")) == 1
+
+
 def test_a_call_that_was_cut_off_runs_again(stack: Stack) -> None:
     shutil.copy(CALLED / "calls.py", stack.work)
     stack.up("--simulate", "1x24G", workers=1)

@@ -70,6 +70,20 @@ def test_a_script_gets_the_values_of_its_own_functions(running: Stack) -> None:
     assert b"training 0.1" in running.api.job(1).logs()
 
 
+def test_a_module_beside_the_script_is_found_from_another_directory(running: Stack) -> None:
+    (running.work / "scripts").mkdir()
+    (running.work / "scripts" / "beside_it.py").write_text("def work():\n    return 'found'\n")
+    path = running.work / "scripts" / "run.py"
+    path.write_text(
+        "import beside_it\nfrom foxqueue import Client\nif __name__ == '__main__':\n"
+        "    with Client() as fox:\n        print(fox.enqueue(beside_it.work).result(60))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "scripts/run.py"], cwd=running.work, env=running.environ, capture_output=True, text=True
+    )
+    assert done.stdout == "found\n", done.stderr
+
+
 def test_a_script_that_enqueues_while_it_is_imported_is_refused_once(running: Stack) -> None:
     """Each of its jobs would else import it, and enqueue the next one."""
     assert IMPORTING == call.IMPORTING

@@ -123,7 +123,7 @@ def test_a_cancel_within_five_milliseconds_of_the_claim_means_what_its_word_says
 def test_no_job_of_real_workers_goes_on_after_an_accepted_cancel(stack: Stack) -> None:
     stack.up("--simulate", "4x24G", workers=4)
     marks, chance = stack.root / "marks", random.Random(4)
-    script = 'echo begin $FOXQUEUE_JOB_ID >> "$0"; sleep 0.05; echo end $FOXQUEUE_JOB_ID >> "$0"'
+    script = 'echo begin $FOXQUEUE_JOB_ID >> "$0"; sleep 0.5; echo end $FOXQUEUE_JOB_ID >> "$0"'
     jobs = [stack.api.submit(["sh", "-c", script, str(marks)], cwd=stack.work) for _ in range(60)]
     words: dict[int, str] = {}
     for job in jobs:

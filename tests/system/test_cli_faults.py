@@ -109,7 +109,8 @@ def test_a_gap_says_where_all_of_it_lies_and_goes_on_at_a_line(shell: Shell, que
     assert out == "whole\nlast\nx\n"
     first, second = err.splitlines()
     run_dir = f"<home>/<machine-id>/jobs/{queue.broker.settings().instance}/1-{run.born}/{run.fence}/output.log"
-    assert first.startswith("foxqueue: 1,012 bytes of output are not kept here; what is kept of it (the first 1 MiB and the last 64 MiB) is on ")
+    kept = "what is kept of it (the first 1 MiB and the last 64 MiB)"
+    assert first.startswith(f"foxqueue: 1,012 bytes of output are not kept here; {kept} is on ")
     assert first.endswith(run_dir)
     assert second == "foxqueue: 3,977 bytes of output are not kept here"
     out, err = shell.fox("logs", "1")

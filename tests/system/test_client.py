@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import itertools
 import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 import pytest
@@ -262,6 +264,7 @@ def test_the_grant_sets_right_what_a_worker_saw(fox: Client, queue: Queue) -> No
     register(queue, "SIM-1", "w1")
     register(queue, "SIM-2", "w2", index=1, state="leased", job=77)
     register(queue, "SIM-3", "w3", index=2)
+    queue.broker.redis.hset(queue.broker.keys.granted, "SIM-2", "4 -")
     queue.broker.redis.hset(queue.broker.keys.granted, "SIM-3", "5 dirty")
     fox.submit(["true"])
     run = queue.worker("w1", device="SIM-1").claim()
@@ -336,3 +339,31 @@ def test_passwords_with_any_character_and_none_is_ever_told(tmp_path: Path, monk
             with pytest.raises(ServerRefused, match="FOXQUEUE_PASSWORD") as caught:
                 Client(url, "test", tmp_path)
             assert "wrong-secret" not in str(caught.value)
+
+
+def test_a_listing_misses_nobody_while_others_leave(fox: Client, queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Jobs that are claimed between two pages shift none of the others out of the list."""
+    accepted = fox.submit_many([{"argv": ["true"]} for _ in range(350)])
+    ask, worker = fox.inspector._ask, queue.worker()
+    left: list[int] = []
+
+    def meanwhile(commands: Sequence[tuple[Any, ...]]) -> list[Any]:
+        if any(command[0] == "ZRANGE" for command in commands) and len(left) < 40:
+            for _ in range(5):
+                run = worker.claim()
+                left.append(run.number)
+                queue.complete(run)
+        return ask(commands)
+
+    monkeypatch.setattr(fox.inspector, "_ask", meanwhile)
+    listed = [job.number for job in fox.jobs(state="pending", limit=1000)]
+    assert listed == sorted(set(listed)), "each once, in the order of the queue"
+    assert {job.number for job in accepted} - set(left) <= set(listed) and left
+
+
+def test_a_listing_goes_through_more_of_one_moment_than_a_page_holds(fox: Client, queue: Queue) -> None:
+    numbers = [job.number for job in fox.submit_many([{"argv": ["true"]} for _ in range(250)])]
+    for number in numbers:
+        queue.broker.cancel(number, "", "me")
+    queue.broker.redis.zadd(queue.broker.keys.finished, dict.fromkeys(map(str, numbers), 5.0))
+    assert {job.number for job in fox.jobs(state="cancelled", limit=1000)} == set(numbers)

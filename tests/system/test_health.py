@@ -205,6 +205,19 @@ def test_busy_devices_are_green_however_long_the_queue_is(shell: Shell, queue: Q
     assert report["oldest_pending_s"] == pytest.approx(86400, abs=60)
 
 
+@pytest.mark.parametrize("gone", [False, True], ids=["no such device", "its worker is gone"])
+def test_a_job_that_nobody_can_serve_is_red_whoever_else_lives(shell: Shell, queue: Queue, gone: bool) -> None:
+    register(queue, "CPU-1", "w2", kind="cpu", memory_total_mib=None, memory_free_mib=None)
+    if gone:
+        register(queue)
+        queue.broker.redis.zincrby(queue.broker.keys.workers, -60_000, "w1")
+    number = queue.enqueue()
+    assert shell.json("health")["healthy"]
+    age(queue, number)
+    assert f"job {number} has waited" in verdicts(shell, 1)["queue"]
+    assert "no live worker serves such a device" in verdicts(shell, 1)["queue"]
+
+
 def test_a_device_between_two_jobs_is_no_idle_one(shell: Shell, queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
     """Free at both looks, and another grant ended in between."""
     register(queue)

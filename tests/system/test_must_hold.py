@@ -175,7 +175,7 @@ def test_the_server_killed_during_a_job_changes_nothing(running: Stack) -> None:
     client = running.client()
     running.await_state(number, "running")
     for _ in range(3):  # three restarts within five seconds
-        server = _server_of(running)
+        server = until(lambda: _server_of(running), 10, "the server")
         os.kill(server, signal.SIGKILL)
         until(lambda old=server: _server_of(running, old), 10, "the next server")
     flag.touch()
@@ -195,7 +195,12 @@ def _server_of(stack: Stack, but: int = 0) -> int:
         except OSError:
             continue
         identity = ProcessId.of(pid)
-        if b"valkey-server" in name and pid != but and identity is not None and identity.alive():
+        if (
+            (b"valkey-server" in name or b"redis-server" in name)
+            and pid != but
+            and identity is not None
+            and identity.alive()
+        ):
             return pid if stack.fox("ls", check=False).returncode == 0 else 0
     return 0
 

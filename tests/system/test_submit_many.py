@@ -24,6 +24,7 @@ from foxqueue import (
     judging,
 )
 from foxqueue.broker import CHUNK_BYTES, CHUNK_JOBS
+from foxqueue.codec import unpack
 from foxqueue.scripts import load
 
 SOME = 2 * CHUNK_JOBS + 50
@@ -195,3 +196,17 @@ def test_a_server_that_falls_silent_leaves_one_step_in_doubt(
     taken = fox.stats()["queued_jobs"]
     assert taken == {"reply": 2 * CHUNK_JOBS, "request": CHUNK_JOBS}[how]
     assert [fox.job(job.number).born for job in error.jobs] == [job.born for job in error.jobs]
+
+
+def test_what_a_generator_changes_on_its_way_goes_along(
+    fox: Client, queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def requests() -> Iterator[dict[str, Any]]:
+        for seed in range(4):
+            monkeypatch.setenv("SEED_OF_TEST", str(seed // 2))
+            yield {"argv": ["true"]}
+
+    jobs = fox.submit_many(requests())
+    kept = [queue.broker.environment(queue.job(job.number)["env"]) or b"" for job in jobs]
+    assert [unpack(packed)["SEED_OF_TEST"] for packed in kept] == ["0", "0", "1", "1"]
+    assert [job.number for job in jobs] == [1, 2, 3, 4]

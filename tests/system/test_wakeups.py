@@ -255,7 +255,6 @@ def test_a_retry_of_which_the_idle_worker_does_not_know(stack: Stack) -> None:
     assert stack.await_state(long, "running")["worker"] == failing
     assert stack.await_state(number, "succeeded")["worker"] == other
     assert late_ms(stack, number, "claim") <= BOUND_MS
-    print("LATE", late_ms(stack, number, "claim"))
 
 
 # --- connections that say nothing ------------------------------------------------------------------------------

@@ -18,9 +18,9 @@ SPEC = {"v": 1, "argv": ["m:f()"], "cwd": "/", "umask": 0o022, "env": {}, "time_
 
 def test_a_plan_has_the_call() -> None:
     assert read_plan(pack(SPEC)).call is None
-    assert read_plan(pack({**SPEC, "call": CALL})).call == CALL
+    assert read_plan(pack({**SPEC, "call": CALL})).call == {**CALL, "beside": None}
     script = {**CALL, "module": None, "script": "/a/\udcff.py", "python": None}
-    assert read_plan(pack({**SPEC, "call": {**script, "more": 1}})).call == script
+    assert read_plan(pack({**SPEC, "call": {**script, "more": 1}})).call == {**script, "beside": None}
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,6 @@ def seen(uuid: str = "GPU-11111111-2222", grant: str = "", heard: int = 100, **l
 @pytest.mark.parametrize(
     ("grant", "state", "job", "detail"),
     [
-        ("", "free", None, ""),
         ("1 -", "free", None, ""),
         ("1 job:7", "leased", 7, ""),
         ("1 released:7", "leased", 7, "being released"),
@@ -36,6 +35,12 @@ def test_the_grant_sets_the_record_right(grant: str, state: str, job: int | None
     for published in ("free", "leased"):
         device = seen(grant=grant, state=published)
         assert (device.state, device.job, device.detail) == (state, job, detail)
+
+
+def test_a_run_of_which_the_queue_has_lost_all_data_keeps_its_device() -> None:
+    assert seen(state="free").state == "free"
+    device = seen(state="leased", worker_state="busy")
+    assert (device.state, device.job, device.detail) == ("leased", None, "its run is of an earlier life of this queue")
 
 
 def test_a_device_without_a_live_worker_says_so_and_that_it_is_being_released() -> None:

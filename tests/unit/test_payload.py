@@ -283,3 +283,10 @@ def test_it_is_loaded_by_its_path_alone_and_says_when_numpy_is_missing() -> None
     command = [sys.executable, "-c", WITHOUT_NUMPY, str(payload.__file__), pack(numpy.zeros(2)).hex()]
     done = subprocess.run(command, capture_output=True, text=True, timeout=30)
     assert done.stdout == "cannot be read: it holds NumPy data: install numpy here to read it\n[]\n", done.stderr
+
+
+@pytest.mark.parametrize("kind", ["U", "S", "V"])
+def test_an_empty_numpy_text_comes_back(kind: str) -> None:
+    for value in (numpy.zeros((), f"<{kind}0")[()] if kind != "V" else numpy.void(b""), numpy.zeros(2, f"{kind}5")[0]):
+        found = payload.unpack(payload.pack({"a": [value]}))["a"][0]
+        assert found == value and type(found) is type(value)

@@ -22,7 +22,8 @@ TITLED = [*names(), "_reap", "_promote", "_purge"]  # these fragments hold a tra
 LUA_WORDS = re.compile(
     "and|break|do|else|elseif|end|false|for|function|if|in|local|nil|not|or|repeat|return|then|true|until|while"
 )
-LUA_GLOBALS = {"redis", "string", "table", "math", "ipairs", "pairs", "tonumber", "type", "unpack", "KEYS", "ARGV"}
+LUA_GLOBALS = {"error", "redis", "string", "table", "math", "ipairs", "pairs", "tonumber", "type", "unpack"}
+LUA_GLOBALS |= {"KEYS", "ARGV"}
 NAMES_OR_USE = re.compile(
     r"""\blocal\s+function\s+(?P<function>\w+)\s*\((?P<parameters>[^)]*)\)
     | \bfunction\s*\((?P<unnamed>[^)]*)\)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from foxqueue import payload
+from foxqueue import calls, payload
 from foxqueue.capture import current_umask
 from foxqueue.codec import unpack
 from foxqueue.errors import InvalidInput
@@ -202,6 +202,7 @@ def test_a_call_carries_where_its_function_is_and_its_arguments() -> None:
     spec = spec_of(Submitter({}).call("pkg.mod:f", (1, (2,)), {"lr": 0.1}, {"name": "x"}))
     call = spec["call"]
     assert payload.unpack(call.pop("data")) == [[1, [2]], {"lr": 0.1}]
+    assert call.pop("beside") == calls.beside()
     assert call == {"module": "pkg.mod", "script": None, "qualname": "f", "python": sys.executable}
     assert (spec["argv"], spec["name"]) == (["pkg.mod:f(1, (2,), lr=0.1)"], "x")
 
