@@ -66,7 +66,8 @@ def judge(
         case "shutdown":
             return Verdict("release", detail="its worker was stopped")
         case "lease_lost":
-            return Verdict("fail", "lease_lost", "its device was taken from it: by an operator, or by another owner of the lease", code)
+            taken = "its device was taken from it: by an operator, or by another owner of the lease"
+            return Verdict("fail", "lease_lost", taken, code)
         case "cancel":
             return Verdict("fail", "cancelled_by_user", _ending(record), code)
         case "timeout":

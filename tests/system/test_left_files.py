@@ -48,7 +48,7 @@ def start(stack: Stack, before: str = OFTEN) -> subprocess.Popen[bytes]:
 def look_at_all(stack: Stack) -> None:
     """Wait until every directory was looked at: two that must go have come and gone."""
     for at in range(2):
-        decoy = jobs_of(stack) / f"1-{at + 5}"  # job 1 was born at another time
+        decoy = jobs_of(stack) / f"{at + 1_000_001}-5"
         (decoy / "7").mkdir(parents=True)
         (decoy / "7" / "output.log").write_text("old")
         until(lambda path=decoy: not path.exists(), 20, what=f"the end of {decoy.name}")  # type: ignore[misc]
@@ -125,13 +125,13 @@ def test_no_answer_removes_nothing(worked: Stack) -> None:
     start(worked)
     look_at_all(worked)
     before, jobs = names(worked), jobs_of(worked)
-    (jobs / "1-5").mkdir()
+    (jobs / "1000003-5").mkdir()
     worked.api.redis.config_set("maxclients", 1)  # whoever comes anew is refused
     worked.api.redis.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
     until(lambda: "Redis is away" in worked.log("worker"), 20, what="the silence")
     assert before <= {path.name for path in jobs.iterdir()}
     worked.api.redis.config_set("maxclients", 1000)
-    until(lambda: "1-5" not in {path.name for path in jobs.iterdir()}, 20, what="the next look")
+    until(lambda: "1000003-5" not in {path.name for path in jobs.iterdir()}, 20, what="the next look")
 
 
 @pytest.mark.parametrize("emptied", [False, True])
