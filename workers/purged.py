@@ -20,7 +20,7 @@ from foxqueue.errors import ServerError
 from workers.leftovers import records
 
 BATCH: Final = 1000  # directories that are looked at in one go
-EVERY_S: Final = 10.0
+EVERY_S: Final = 60.0
 SOON_S: Final = 2.0  # until the next go after one that found something: as fast as jobs are purged, they must go
 _JOB = re.compile(r"([1-9][0-9]*)-([0-9]+)\Z")
 
