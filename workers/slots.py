@@ -22,6 +22,7 @@ from workers.strays import Strays
 WORKER_COMMAND = (sys.executable, "-P", "-m", "workers")
 REFUSED = 3  # exit code of a worker that found another one on its device
 AGAIN_S = 10.0  # between looks at a device that another worker serves
+URGED_S = 0.5  # between two calls to hurry
 _LOOK_S = 0.1
 
 
@@ -210,7 +211,7 @@ class Slots:
     def _end_workers(self, signals: StopSignals, drain_s: float) -> bool:
         self._send(signal.SIGTERM)
         deadline = time.monotonic() + drain_s
-        urged = killed = False
+        urged, killed = 0.0, False
         while any(slot.alive() for slot in self.slots):
             late = time.monotonic() > deadline
             if signals.count > 2 or late:
@@ -222,9 +223,9 @@ class Slots:
                 if time.monotonic() > deadline + KILLED_S:
                     say("a worker does not end, not even by SIGKILL: the kernel holds it")
                     return False
-            elif signals.count == 2 and not urged:
-                urged = True
-                self._send(signal.SIGTERM)
+            elif signals.count == 2 and time.monotonic() > urged + URGED_S:
+                urged = time.monotonic()
+                self._send(signal.SIGTERM)  # again: of two that come at once a worker sees one
             signals.wait(_LOOK_S)
         return True
 

@@ -89,6 +89,7 @@ def test_a_worker_that_stood_still_for_less_than_its_lease_goes_on(stack: Stack)
         until(lambda since=stopped: time.monotonic() - since > 3.6, 5, "more than two beats")  # type: ignore[misc]
         worker.send(signal.SIGCONT)
         until(lambda: stack.api.redis.pttl(key) > 9500, 5, "a beat")
+        until(lambda: stack.api.redis.pttl(key) < 9750, 5, "a moment in which the runner was fed")
     flag.touch()
     done = stack.await_state(number, "succeeded")
     assert (done["attempts"], done["losses"]) == (1, 0)
