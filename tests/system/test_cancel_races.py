@@ -127,7 +127,7 @@ def test_no_job_of_real_workers_goes_on_after_an_accepted_cancel(stack: Stack) -
     jobs = [stack.api.submit(["sh", "-c", script, str(marks)], cwd=stack.work) for _ in range(60)]
     words: dict[int, str] = {}
     for job in jobs:
-        near = max(job.number - chance.randint(0, 4), 1)
+        near = max(job.number - chance.randint(0, 8), 1)
         until(lambda near=near: stack.api.job(near).state != "pending", every=0.001)  # type: ignore[misc]
         time.sleep(chance.uniform(0, 2 * WITHIN_S))
         words[job.number] = stack.api.broker.cancel(job.number, job.born, "me")
