@@ -19,6 +19,10 @@ demo: setup ## Run real training runs through an embedded server, kill things, p
 test: setup ## Run the tests on a real server (under five minutes on two cores)
 	$(BIN)/python -m pytest -n 4
 
+test-server: setup ## Run the main job's scenarios on another server program (SERVER=/usr/bin/redis-server)
+	STACK_SERVER=$(SERVER) $(BIN)/python -m pytest -n 4 tests/system/test_must_hold.py tests/system/test_reports_*.py \
+		tests/system/test_worst_cases.py tests/system/test_odd_moments.py tests/system/test_strays.py
+
 soak: setup ## Random walks and things killed every second, for minutes (under eight on two cores)
 	$(BIN)/python -m pytest -m soak -n 2 --dist worksteal -p no:randomly
 
@@ -41,4 +45,4 @@ $(VENV)/.bench: pyproject.toml
 clean: ## Remove .venv and what tools left behind
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache dist
 
-.PHONY: help setup demo test soak chaos check bench clean
+.PHONY: help setup demo test test-server soak chaos check bench clean

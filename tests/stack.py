@@ -29,7 +29,8 @@ class Stack:
 
     Args:
         root: directory of the test.
-        environ: more variables for every process.
+        environ: more variables for every process. STACK_SERVER in our own names another server program than the
+            embedded one for all stacks: the main job's scenarios run on each server that is found.
     """
 
     def __init__(self, root: Path, environ: Mapping[str, str] | None = None) -> None:
@@ -45,6 +46,7 @@ class Stack:
             "HOME": str(root),
             "XDG_CONFIG_HOME": str(root / "config"),
             "XDG_RUNTIME_DIR": self._short,
+            **({"FOXQUEUE_REDIS_SERVER": os.environ["STACK_SERVER"]} if "STACK_SERVER" in os.environ else {}),
             **(environ or {}),
         }
         self._started: list[subprocess.Popen[bytes]] = []
