@@ -9,6 +9,8 @@ from foxqueue.keys import Keys
 from foxqueue.messages import Environment, NewJob
 from foxqueue.scripts import Call, Scripts, Value
 
+SWEEP_LIMIT = 100  # jobs for each kind of work in one sweep
+
 
 class Bindings:
     """The calls of one namespace.
@@ -152,7 +154,7 @@ class Bindings:
             "register", worker=worker, device=device, sequence=sequence, seen=seen, candidate=_candidate()
         )
 
-    def sweep_call(self, limit: int = 100) -> Call:
+    def sweep_call(self, limit: int = SWEEP_LIMIT) -> Call:
         """Look after what time brings: due jobs, overdue leases, ended jobs to be purged."""
         return self.scripts.call("sweep", limit=limit)
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from foxqueue.bindings import Bindings, new_token
-from foxqueue.config import Config, listening_socket, own_password, url_of_socket
+from foxqueue.config import Config, listening_socket, server_password, url_of_socket
 from foxqueue.connection import Connection
 from foxqueue.errors import (
     InvalidInput,
@@ -108,7 +108,7 @@ class Broker(Bindings):
             NoServer: none is configured and ours does not run. Others as :meth:`connect`.
         """
         url = server_url(config)
-        password = config.password if config.url else own_password(config)
+        password = server_password(config)
         try:
             return cls.connect(url, config.namespace, password, patience_s=patience_s, timeout_s=timeout_s)
         except ServerUnavailable as error:
@@ -363,12 +363,8 @@ class Broker(Bindings):
         Raises:
             ServerUnavailable: Redis is away.
         """
-        with self.connection.errors("born"):
-            answers = self.connection.ask([("HGET", self.keys.job(number), "born") for number in numbers])
-            failed = next((answer for answer in answers if isinstance(answer, Exception)), None)
-            if failed is not None:
-                raise failed
-        return [None if born is None else bytes(born).decode() for born in answers]
+        borns = self.connection.answers([("HGET", self.keys.job(number), "born") for number in numbers], "born")
+        return [None if born is None else bytes(born).decode() for born in borns]
 
     def logged(self, number: int, fence: str) -> int:
         """Bytes of a run's output up to the end of its last piece here.

@@ -203,6 +203,11 @@ def own_password(config: Config) -> str | None:
         return None
 
 
+def server_password(config: Config) -> str | None:
+    """The password of the configured server, else of our own; None without one."""
+    return config.password if config.url else own_password(config)
+
+
 def server_record(config: Config) -> dict[str, Any]:
     """What is known about our own server since it was started the last time; empty without one."""
     try:

@@ -216,14 +216,18 @@ class Connection:
             with self.errors(what):
                 raise
 
-    def answer(self, command: Command, what: str) -> Any:
-        """Send one command and return its reply.
+    def answers(self, commands: Sequence[Command], what: str) -> list[Any]:
+        """Send commands in one round trip and return their replies.
 
         Raises:
-            ServerUnavailable, ServerRefused, ServerError: there is none, or it is an error.
+            ServerUnavailable, ServerRefused, ServerError: there are none, or one is an error.
         """
         with self.errors(what):
-            return _answer(self._links.roundtrip([command])[0])
+            return [_answer(reply) for reply in self._links.roundtrip(commands)]
+
+    def answer(self, command: Command, what: str) -> Any:
+        """Send one command and return its reply; see :meth:`answers`."""
+        return self.answers([command], what)[0]
 
     def evalsha(self, calls: Sequence[Call]) -> list[Any]:
         """Send scripts in one round trip; scripts that the server has forgotten are sent again, with their text.

@@ -190,7 +190,6 @@ def _accepted_view(job: NewJob, number: int, born: str) -> JobView:
         "born": born,
         "tick": born,
         "retries": str(job.retries),
-        "submitted_at": str(int(born) // 1000),  # a tick is the server's clock in us
     }
     return view_of(number, {name: value.encode() for name, value in fields.items()}, job.spec, None)
 

@@ -13,7 +13,7 @@ from foxqueue.config import Config
 from foxqueue.devices import SeenDevice
 from foxqueue.errors import FoxqueueError, ServerRefused, ServerUnavailable
 from foxqueue.inspector import Inspector
-from foxqueue.replies import pairs, text, whole
+from foxqueue.replies import memory_of, pairs, text, whole
 from foxqueue.requirement import Requirement, fits, parse_shape
 from foxqueue.units import format_duration
 
@@ -124,8 +124,7 @@ def _writes(broker: Broker) -> Finding:
         return Finding("writes", True, "scripts may write; INFO, which would tell of a full memory, is not permitted")
     if persistence.get("aof_enabled") and persistence.get("aof_last_write_status", "ok") != "ok":
         return Finding("writes", False, "the last write to the append-only file failed")
-    limit = int(memory.get("maxmemory") or 0)
-    used = int(memory.get("used_memory") or 0) - int(memory.get("mem_not_counted_for_evict") or 0)
+    used, limit = memory_of(memory)
     if limit and used >= limit and memory.get("maxmemory_policy") == "noeviction":
         return Finding("writes", False, "the server's memory is full: it takes no new jobs")
     return Finding("writes", True, "new jobs are taken")
@@ -173,7 +172,7 @@ def _stuck(broker: Broker, inspector: Inspector, max_age_ms: float) -> Iterator[
     if not late:
         return
     devices = inspector.devices()
-    grants = dict(pairs(_ask(broker, [("HGETALL", broker.keys.granted)])[0]))
+    grants = dict(pairs(broker.connection.answer(("HGETALL", broker.keys.granted), "read")))
     for job, shape, age in late:
         need = parse_shape(shape)
         if need is None:
@@ -199,21 +198,11 @@ def _stuck(broker: Broker, inspector: Inspector, max_age_ms: float) -> Iterator[
 
 def _oldest(broker: Broker, now_ms: int) -> Iterator[tuple[int, str, int]]:
     """Of each shape the job that has waited longest: number, shape, ms."""
-    keys = broker.keys
-    shapes = [text(shape) for shape in _ask(broker, [("HKEYS", keys.shapes)])[0]]
-    heads = _ask(broker, [("ZRANGE", keys.pending(shape), 0, HEADS - 1) for shape in shapes])
+    keys, ask = broker.keys, broker.connection.answers
+    shapes = [text(shape) for shape in ask([("HKEYS", keys.shapes)], "read")[0]]
+    heads = ask([("ZRANGE", keys.pending(shape), 0, HEADS - 1) for shape in shapes], "read")
     numbers = {shape: min(map(whole, head)) for shape, head in zip(shapes, heads, strict=True) if head}
-    ticks = _ask(broker, [("HGET", keys.job(number), "tick") for number in numbers.values()])
+    ticks = ask([("HGET", keys.job(number), "tick") for number in numbers.values()], "read")
     for (shape, number), tick in zip(numbers.items(), map(whole, ticks), strict=True):
         if tick:
             yield number, shape, now_ms - tick // 1000
-
-
-def _ask(broker: Broker, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
-    """Questions in one round trip."""
-    pipeline: Any = broker.redis.pipeline(transaction=False)
-    for command in commands:
-        pipeline.execute_command(*command)
-    with broker.connection.errors("read"):
-        answers: list[Any] = pipeline.execute()
-    return answers

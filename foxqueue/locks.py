@@ -251,6 +251,11 @@ def _fault_of(place: Path, make_mode: int | None) -> str:
             pass
         except OSError as error:
             return f"{place}: {error.strerror}"
+    return fault_of(place)
+
+
+def fault_of(place: Path) -> str:
+    """Why a directory cannot hold lock files; empty when it can. It is only looked at."""
     if not place.is_dir():
         return f"{place} is not a directory"
     if not os.access(place, os.W_OK | os.X_OK):

@@ -8,9 +8,7 @@ from hashlib import sha256
 from typing import Any, NamedTuple
 
 from foxqueue.codec import pack
-from foxqueue.settings import MODEL_PRIORITIES
-
-PRIORITY_FIELD = "priority:"
+from foxqueue.settings import MODEL_PRIORITIES, PRIORITY_FIELD
 
 
 @dataclass(frozen=True)

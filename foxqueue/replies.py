@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +27,12 @@ def pairs(answer: Any) -> list[tuple[Any, Any]]:
     if isinstance(answer[0], list | tuple):
         return [(first, second) for first, second in answer]
     return list(zip(answer[::2], answer[1::2], strict=True))
+
+
+def memory_of(told: Mapping[str, Any]) -> tuple[int, int]:
+    """Of INFO's section memory: bytes that count against the server's limit, and the limit (0: none)."""
+    used = int(told.get("used_memory") or 0) - int(told.get("mem_not_counted_for_evict") or 0)
+    return used, int(told.get("maxmemory") or 0)
 
 
 def scores(answer: Any) -> list[tuple[float, int]]:

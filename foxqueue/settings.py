@@ -12,6 +12,7 @@ from foxqueue.errors import InvalidInput
 from foxqueue.units import parse_duration, parse_priority
 
 PRIORITY = "priority."
+PRIORITY_FIELD = "priority:"  # in the hash, before the model type
 OFF = 10**15  # ms, or jobs: longer than anything lasts, and exact in Lua
 AGING_OFF_US = 365 * 86400 * 1_000_000  # a level of priority is worth a year
 MAX_MODEL = 64  # characters of a model type
@@ -182,7 +183,7 @@ def change(name: str, text: str) -> tuple[str, str | None]:
         model = name.removeprefix(PRIORITY).strip().lower()
         if not model or len(model) > MAX_MODEL or not model.isprintable():
             raise InvalidInput(f"{name!r} names no model type: write priority.MODEL, like priority.dqn")
-        return f"priority:{model}", None if text == "default" else str(parse_priority(text))
+        return f"{PRIORITY_FIELD}{model}", None if text == "default" else str(parse_priority(text))
     setting = SETTINGS.get(name)
     if setting is None:
         raise InvalidInput(

@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import logging
 import socket
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from queue_driver import Queue
@@ -57,3 +58,25 @@ def quiet_logs() -> Iterator[None]:
         for logger, (handlers, level, propagate) in zip(loggers, before, strict=True):
             logger.handlers[:], logger.propagate = handlers, propagate
             logger.setLevel(level)
+
+
+@contextlib.contextmanager
+def serving(serve_one: Callable[[socket.socket], None]) -> Iterator[str]:
+    """The URL of a port that is no Redis server's.
+
+    Args:
+        serve_one: called with each connection, in a thread of its own.
+    """
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve() -> None:
+            while True:
+                try:
+                    link, _ = listener.accept()
+                except OSError:
+                    return
+                threading.Thread(target=serve_one, args=(link,), daemon=True).start()
+
+        threading.Thread(target=serve, daemon=True).start()
+        yield f"redis://127.0.0.1:{listener.getsockname()[1]}"
+        listener.shutdown(socket.SHUT_RDWR)

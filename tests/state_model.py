@@ -70,15 +70,21 @@ class Model(Moves):
         self._event("enqueue", str(first), **({"count": str(count)} if count > 1 else {}))
         return ["ok", *self._answer(a["token"], f"{first}:{born}").split(":")]
 
+    def _meant(self, a: dict[str, Any]) -> str:
+        """The answer of a request about a job that was answered before, or means no job that is there; else empty."""
+        job = self.jobs.get(a["number"])
+        if a["token"] in self.requests:
+            return self.requests[a["token"]]
+        if job is None:
+            return self._answer(a["token"], "missing")
+        return self._answer(a["token"], "stale") if a["born"] not in ("", job["born"]) else ""
+
     def cancel(self, a: dict[str, Any]) -> list[str]:
         """A waiting job ends, a running one is flagged and its worker woken."""
-        n, job = a["number"], self.jobs.get(a["number"])
-        if a["token"] in self.requests:
-            return [self.requests[a["token"]]]
-        if job is None:
-            return [self._answer(a["token"], "missing")]
-        if a["born"] not in ("", job["born"]):
-            return [self._answer(a["token"], "stale")]
+        n, word = a["number"], self._meant(a)
+        if word:
+            return [word]
+        job = self.jobs[n]
         if job["state"] == "running":
             if "cancel_requested" not in job:
                 job["cancel_requested"] = a["by"]
@@ -94,13 +100,10 @@ class Model(Moves):
 
     def requeue(self, a: dict[str, Any]) -> list[str]:
         """A failed or cancelled job begins anew."""
-        n, job = a["number"], self.jobs.get(a["number"])
-        if a["token"] in self.requests:
-            return [self.requests[a["token"]]]
-        if job is None:
-            return [self._answer(a["token"], "missing")]
-        if a["born"] not in ("", job["born"]):
-            return [self._answer(a["token"], "stale")]
+        n, word = a["number"], self._meant(a)
+        if word:
+            return [word]
+        job = self.jobs[n]
         if job["state"] not in ("failed", "cancelled"):
             return [self._answer(a["token"], "no")]
         if n not in self.kept["spec"]:

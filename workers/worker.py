@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from foxqueue import codec
+from foxqueue.bindings import SWEEP_LIMIT
 from foxqueue.broker import Broker, Claimed, NamespaceSettings, Reply
 from foxqueue.config import Config
 from foxqueue.errors import ServerError, ServerUnavailable
@@ -35,7 +36,6 @@ from workers.runs import RunnerHandle, output_path, spawn_runner
 from workers.verdict import Verdict
 
 POLL_S = 5.0  # an idle worker asks at least this often, whatever wake-ups say
-SWEEP_LIMIT = 100  # jobs for each kind of work in one sweep
 BACKLOG_S = 0.1  # in place of the poll while more ended jobs are to be purged than one sweep may
 AWAY_S = 1.0  # between tries while Redis is away
 ANSWER_S = 3.0  # a silent connection deafens an idle worker for a poll and this
@@ -181,7 +181,7 @@ class Worker:
             return
         question = self._questions.unanswered or self._questions.ask(self._presence.seen)
         try:
-            reply, swept = self._broker.send(question, self._broker.sweep_call(SWEEP_LIMIT))
+            reply, swept = self._broker.send(question, self._broker.sweep_call())
         except ServerError as error:
             self._away(error)  # the same question is asked again: an answer that was lost may have been a job
             return

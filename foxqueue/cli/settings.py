@@ -67,11 +67,11 @@ def set_value(name: str, value: str) -> int:
 
     priority.MODEL is the priority of jobs of that model type which give none: 0 to 9, low, medium or high.
     """
-    from foxqueue.settings import PRIORITY, change
+    from foxqueue.settings import PRIORITY, PRIORITY_FIELD, change
     from foxqueue.submission import user
 
     field, text = change(name, value)
     client().broker.change_settings({field: text}, user())
-    shown = field.replace("priority:", PRIORITY) if field.startswith("priority:") else name
+    shown = PRIORITY + field.removeprefix(PRIORITY_FIELD) if field.startswith(PRIORITY_FIELD) else name
     output.write(f"{shown} = {_rows().get(shown, 'medium')}\n")
     return 0

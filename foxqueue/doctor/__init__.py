@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from foxqueue.broker import Broker, server_url
-from foxqueue.config import Config, own_password
+from foxqueue.config import Config, server_password
 from foxqueue.connection import Connection
 from foxqueue.devices import SeenDevice
 from foxqueue.doctor import gpus, machine, server
@@ -72,7 +72,7 @@ def server_warnings(broker: Broker) -> list[str]:
 
 def _opened(config: Config) -> tuple[Broker, Check]:
     """A connection on which nothing was asked but what answers there: a damaged namespace is a finding, too."""
-    password = config.password if config.url else own_password(config)
+    password = server_password(config)
     connection = Connection(server_url(config), password)
     answers = Check("server", True, "answers", required=True)
     try:

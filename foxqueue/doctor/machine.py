@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import resource
 import stat
@@ -11,7 +10,7 @@ from pathlib import Path
 
 from foxqueue.config import Config
 from foxqueue.doctor.check import Check, size
-from foxqueue.locks import SHARED_PLACES
+from foxqueue.locks import SHARED_PLACES, fault_of
 from foxqueue.places import NETWORK_FILE_SYSTEMS, file_system
 from foxqueue.server import FORCE_VARIABLE
 
@@ -98,12 +97,12 @@ def locks(environ: Mapping[str, str]) -> Iterator[Check]:
     given = environ.get("FOXQUEUE_LOCK_DIR")
     cure = "set FOXQUEUE_LOCK_DIR to a directory that all users may write"
     if given:
-        fault = _fault(Path(given)) if Path(given).is_absolute() else f"{given} is not an absolute path"
+        fault = fault_of(Path(given)) if Path(given).is_absolute() else f"{given} is not an absolute path"
         if fault:
             detail, cure = f"FOXQUEUE_LOCK_DIR: {fault}", "name an existing directory that all users may write"
             yield Check("locks", False, detail, cure, required=True)
             return
-    faults = {place: _fault(place if place.exists() else place.parent) for place in SHARED_PLACES}
+    faults = {place: fault_of(place if place.exists() else place.parent) for place in SHARED_PLACES}
     usable = [str(place) for place, fault in faults.items() if not fault]
     if given:
         usable.append(given)
@@ -115,27 +114,6 @@ def locks(environ: Mapping[str, str]) -> Iterator[Check]:
         yield Check("locks", False, detail, "mount one directory into all of them, and name it by FOXQUEUE_LOCK_DIR")
     else:
         yield Check("locks", True, ", ".join(usable))
-
-
-def _fault(place: Path) -> str:
-    """Why a directory cannot hold lock files; empty when it can."""
-    if not place.is_dir():
-        return f"{place} is not a directory"
-    if not os.access(place, os.W_OK | os.X_OK):
-        return f"{place} cannot be written"
-    try:
-        descriptor = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    except OSError as error:
-        return f"{place}: {error.strerror}"
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        pass  # somebody locked the directory itself: so it can be locked
-    except OSError as error:
-        return f"{place} does not take locks: {error.strerror}"
-    finally:
-        os.close(descriptor)
-    return ""
 
 
 def _nearest(path: Path) -> Path:

@@ -13,6 +13,7 @@ from foxqueue.devices import SeenDevice
 from foxqueue.doctor.check import Check, size
 from foxqueue.inspector import Inspector
 from foxqueue.keys import Keys
+from foxqueue.replies import memory_of
 from foxqueue.scripts import load, names
 
 SLOW_MS = 20.0
@@ -184,8 +185,9 @@ def eviction(broker: Broker) -> Check:
 
 def memory(broker: Broker) -> Check:
     """How full the server is. A full one takes no new jobs; those that it has go on and leave."""
-    used, limit = memory_of(broker)
-    total = int(info(broker, "memory").get("total_system_memory") or 0)
+    told = info(broker, "memory")
+    used, limit = memory_of(told)
+    total = int(told.get("total_system_memory") or 0)
     if not limit:
         machine = f", its machine has {size(total)}" if total else ""
         return Check("memory", True, f"{size(used)} used, no limit{machine}")
@@ -196,13 +198,6 @@ def memory(broker: Broker) -> Check:
     if used < limit:
         return Check("memory", False, f"{detail}: when it is full, no new jobs are accepted", cure)
     return Check("memory", False, f"{detail}: it is full, and no new jobs are accepted", cure, required=True)
-
-
-def memory_of(broker: Broker) -> tuple[int, int]:
-    """Bytes that count against the server's limit, and the limit (0: none)."""
-    told = info(broker, "memory")
-    used = int(told.get("used_memory") or 0) - int(told.get("mem_not_counted_for_evict") or 0)
-    return used, int(told.get("maxmemory") or 0)
 
 
 def clients(broker: Broker) -> Check:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
 import subprocess
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from pretend import output, register
+from pretend import output, register, serving
 from queue_driver import Queue
 from servers import RealServer
 from shell import Shell
@@ -121,29 +122,10 @@ def test_a_gap_says_where_all_of_it_lies_and_goes_on_at_a_line(shell: Shell, que
 # What is no Redis
 
 
-def stranger(answer: bytes) -> Iterator[str]:
-    """The URL of a server that answers this to everything."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-
-        def serve() -> None:
-            while True:
-                try:
-                    link, _ = listener.accept()
-                except OSError:
-                    return
-                threading.Thread(target=answer_all, args=(link,), daemon=True).start()
-
-        def answer_all(link: socket.socket) -> None:
-            with link:
-                try:
-                    while link.recv(65536):
-                        link.sendall(answer)
-                except OSError:
-                    return
-
-        threading.Thread(target=serve, daemon=True).start()
-        yield f"redis://127.0.0.1:{listener.getsockname()[1]}"
-        listener.shutdown(socket.SHUT_RDWR)
+def answer_all(link: socket.socket, answer: bytes) -> None:
+    with link, contextlib.suppress(OSError):
+        while link.recv(65536):
+            link.sendall(answer)
 
 
 @pytest.mark.parametrize(
@@ -151,7 +133,7 @@ def stranger(answer: bytes) -> Iterator[str]:
     [b"HTTP/1.1 400 Bad Request\r\n\r\n<html>", b"\x15\x03\x01\xfe", b"+OK\r\n", b"$-1\r\n", b"+PONG\r\n", b":1\r\n"],
 )
 def test_what_is_no_redis_server_is_told_so(shell: Shell, answer: bytes) -> None:
-    for url in stranger(answer):
+    with serving(lambda link: answer_all(link, answer)) as url:
         expected = f"foxqueue: what answers at {url} is not a Redis server: is FOXQUEUE_URL right?\n"
         assert shell.fox("ls", "--url", url, code=1) == ("", expected)
         check = shell.json("doctor", "--url", url, code=1)["checks"][0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pretend import register, silence
+from pretend import register, serving, silence
 from queue_driver import Queue
 from servers import RealServer
 from shell import Shell
@@ -75,29 +76,16 @@ def test_a_server_that_is_away_or_frozen_is_red_within_seconds(shell: Shell, tmp
 def dripping() -> Iterator[str]:
     """Something that accepts every connection and sends a byte a second, which no time-out of a read bounds."""
     ended = threading.Event()
-    with socket.create_server(("127.0.0.1", 0)) as listener:
 
-        def serve() -> None:
-            while True:
-                try:
-                    link, _ = listener.accept()
-                except OSError:
-                    return
-                threading.Thread(target=drip, args=(link,), daemon=True).start()
+    def drip(link: socket.socket) -> None:
+        with link, contextlib.suppress(OSError):
+            link.sendall(b"$1000\r\n")
+            while not ended.wait(1.0):
+                link.sendall(b"x")
 
-        def drip(link: socket.socket) -> None:
-            with link:
-                link.sendall(b"$1000\r\n")
-                while not ended.wait(1.0):
-                    try:
-                        link.sendall(b"x")
-                    except OSError:
-                        return
-
-        threading.Thread(target=serve, daemon=True).start()
-        yield f"redis://127.0.0.1:{listener.getsockname()[1]}"
+    with serving(drip) as url:
+        yield url
         ended.set()
-        listener.shutdown(socket.SHUT_RDWR)
 
 
 def test_an_answer_that_never_ends_is_red_within_seconds(shell: Shell, dripping: str) -> None:
