@@ -12,12 +12,12 @@ from typing import Any
 from foxqueue.broker import Broker, Claimed, NamespaceSettings
 from foxqueue.errors import ServerError, ServerRefused, ServerUnavailable
 from foxqueue.gpu import Device
+from foxqueue.heartbeat import Beating, Heart
 from foxqueue.locks import DeviceLock
 from foxqueue.processes import ProcessId, kill_marked
 from workers import calling
 from workers.ending import outcome_of
 from workers.environment import job_environment
-from workers.heartbeat import Beating, Heart
 from workers.inbox import Event, Inbox
 from workers.logtail import LogTail
 from workers.output import SLACK_BYTES, BoundedOutput

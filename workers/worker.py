@@ -16,18 +16,18 @@ from foxqueue.broker import Broker, Claimed, NamespaceSettings, Reply
 from foxqueue.config import Config
 from foxqueue.errors import ServerError, ServerUnavailable
 from foxqueue.gpu import Device, discover, find
+from foxqueue.heartbeat import Heart
+from foxqueue.listener import Listener
 from foxqueue.places import home_id
 from foxqueue.processes import ProcessId, become_subreaper, children
+from foxqueue.questions import Questions
 from foxqueue.scripts import Call
 from workers.ending import ending_call
-from workers.heartbeat import Heart
 from workers.holding import Holding
 from workers.inbox import Event, Inbox
-from workers.listener import Listener
 from workers.output import BoundedOutput
 from workers.presence import Presence
 from workers.purged import PurgedFiles
-from workers.questions import Questions
 from workers.readiness import Readiness
 from workers.recovery import LeftRun, tail_of
 from workers.room import Room

@@ -26,7 +26,7 @@ RunnerHandle.start = dead
 
 # Runs in a worker: every question looks as if its answer had taken a minute.
 LATE = """
-from workers.questions import Questions
+from foxqueue.questions import Questions
 ask = Questions.ask
 def late(self, seen):
     call = ask(self, seen)

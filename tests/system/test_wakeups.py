@@ -18,8 +18,8 @@ from wait import until
 
 from foxqueue import Client
 from foxqueue.broker import Broker
+from foxqueue.listener import BLOCK_S
 from foxqueue.processes import ProcessId
-from workers.listener import BLOCK_S
 
 BOUND_MS = 6000  # a poll of 5 s at most, and what a loaded machine adds
 WAKE_MS = 1000  # far below the poll: so soon only who was woken
