@@ -25,11 +25,21 @@ class Bindings:
 
     # --- users' commands: each carries a token, so that it may be sent again --------------------------------
 
-    def enqueue_call(self, jobs: Sequence[NewJob], env: Environment, token: str, *, with_env: bool) -> Call:
+    def enqueue_call(
+        self,
+        jobs: Sequence[NewJob],
+        env: Environment,
+        token: str,
+        *,
+        with_env: bool,
+        user: str = "",
+        filling: str = "",
+    ) -> Call:
         """Put jobs into the queue, all or none; ``with_env`` sends the environment along."""
         words: list[Value] = []
         for job in jobs:
-            words += (_text(job.name), job.shape, job.priority, job.retries, job.retry_delay_ms, job.spec)
+            more = _text(job.more) if job.more else b""
+            words += (_text(job.name), job.shape, job.priority, job.retries, job.retry_delay_ms, job.spec, more)
         return self.scripts.call(
             "enqueue",
             env_blob=self.keys.env(env.digest),
@@ -37,6 +47,8 @@ class Bindings:
             candidate=_candidate(),
             env_digest=env.digest,
             env=env.packed if with_env else b"",
+            user=_text(user),
+            sweep=filling,
             jobs=words,
         )
 
@@ -47,6 +59,63 @@ class Bindings:
     def requeue_call(self, number: int, born: str, by: str, token: str) -> Call:
         """Put a failed or cancelled job back into the queue."""
         return self.scripts.call("requeue", token=token, number=number, born=born, by=_text(by))
+
+    def hold_call(self, number: int, born: str, by: str, token: str) -> Call:
+        """Keep a waiting job from starting."""
+        return self.scripts.call("hold", token=token, number=number, born=born, by=_text(by))
+
+    def unhold_call(self, number: int, born: str, by: str, token: str) -> Call:
+        """Let a held job take its place again."""
+        return self.scripts.call("unhold", token=token, number=number, born=born, by=_text(by))
+
+    def reprioritize_call(
+        self, number: int, born: str, priority: int | None, by: str, token: str, *, front: bool = False
+    ) -> Call:
+        """Give a job another priority, or put it before all that is pending."""
+        level = "" if priority is None else priority
+        return self.scripts.call(
+            "reprioritize", token=token, number=number, born=born, priority=level, front=int(front), by=_text(by)
+        )
+
+    def pause_call(self, scope: str, reason: str, by: str, token: str, *, requeue_running: bool = False) -> Call:
+        """Start nothing of the namespace (``*``), of a group (``@name``) or on a device (its uuid)."""
+        text = f"{by}: {reason}" if reason else by
+        return self.scripts.call(
+            "pause",
+            token=token,
+            scope=scope,
+            text=_text(text),
+            by=_text(by),
+            why=_text(reason),
+            requeue=int(requeue_running),
+        )
+
+    def resume_call(self, scope: str, by: str, token: str) -> Call:
+        """Start again what was paused."""
+        return self.scripts.call("resume", token=token, scope=scope, by=_text(by))
+
+    def open_call(
+        self,
+        group: str,
+        filling: str,
+        total: int | None,
+        by: str,
+        token: str,
+        *,
+        max_concurrent: int = 0,
+        max_fails: int = 0,
+    ) -> Call:
+        """Show a group that was filled in pieces; None as total gives it up."""
+        return self.scripts.call(
+            "open",
+            token=token,
+            group=group,
+            sweep=filling,
+            total="" if total is None else total,
+            max_concurrent=max_concurrent or "",
+            max_fails=max_fails or "",
+            by=_text(by),
+        )
 
     def force_release_call(self, device: str, by: str, token: str) -> Call:
         """Take a device from its run."""
@@ -62,6 +131,21 @@ class Bindings:
             "configure", token=token, by=_text(by), wanted_ttl_ms=wanted, candidate=_candidate(), changes=words
         )
 
+    def import_call(
+        self, file: str, by: str, step: str, last_number: int, last_tick: int, records: Sequence[Value]
+    ) -> Call:
+        """One step of putting a namespace back from a file; see ``import.lua``. Sent again it changes nothing more."""
+        return self.scripts.call(
+            "import",
+            file=file,
+            by=_text(by),
+            candidate=_candidate(),
+            step=step,
+            last_number=last_number,
+            last_known=last_tick,
+            records=records,
+        )
+
     # --- a worker's calls, several in one round trip ----------------------------------------------------------
 
     def claim_call(
@@ -75,6 +159,7 @@ class Bindings:
         fitting: Sequence[str],
         *,
         waits: bool = True,
+        boot: str = "",
     ) -> Call:
         """Ask for the best job of the ``fitting`` shapes; see ``claim.lua`` for the answers."""
         return self.scripts.call(
@@ -83,6 +168,7 @@ class Bindings:
             question=question,
             device=device,
             host=host,
+            boot=boot,
             version=version,
             woken=",".join(woken),
             waits=int(waits),
@@ -128,13 +214,16 @@ class Bindings:
             delay_ms="" if delay_ms is None else delay_ms,
         )
 
-    def release_call(self, number: int, fence: str, detail: str) -> Call:
-        """The worker gives the job back: rank kept, attempt given back."""
-        return self.scripts.call("release", number=number, fence=fence, detail=_text(detail))
+    def release_call(self, number: int, fence: str, reason: str, detail: str, delay_ms: int | None = None) -> Call:
+        """The worker gives the job back: rank kept, attempt given back; it starts again after ``delay_ms``."""
+        delay = "" if delay_ms is None else delay_ms
+        return self.scripts.call(
+            "release", number=number, fence=fence, reason=reason, detail=_text(detail), delay_ms=delay
+        )
 
-    def lose_call(self, number: int, fence: str) -> Call:
-        """The run lost its worker or runner, and its last process is gone."""
-        return self.scripts.call("lose", number=number, fence=fence)
+    def lose_call(self, number: int, fence: str, boot: str = "") -> Call:
+        """The run lost its worker or runner, and its last process is gone. ``boot`` is that of the run's machine."""
+        return self.scripts.call("lose", number=number, fence=fence, boot=boot)
 
     def log_call(self, number: int, fence: str, offset: int, keep_from: int, data: bytes) -> Call:
         """A piece of the output, from byte ``offset``; pieces below ``keep_from`` may go."""
@@ -148,11 +237,28 @@ class Bindings:
             data=data,
         )
 
-    def register_call(self, worker: str, device: str, sequence: int, seen: bytes) -> Call:
+    def register_call(
+        self, worker: str, device: str, sequence: int, seen: bytes, host: str = "", boot: str = ""
+    ) -> Call:
         """The worker lives and sees this."""
         return self.scripts.call(
-            "register", worker=worker, device=device, sequence=sequence, seen=seen, candidate=_candidate()
+            "register",
+            worker=worker,
+            device=device,
+            sequence=sequence,
+            seen=seen,
+            candidate=_candidate(),
+            host=host,
+            boot=boot,
         )
+
+    def notice_call(self, limit: int) -> Call:
+        """Take ended jobs whose end is to be told."""
+        return self.scripts.call("notice", limit=limit)
+
+    def told_call(self, number: int, born: str, worker: str) -> Call:
+        """The end of a job was told."""
+        return self.scripts.call("told", number=number, born=born, worker=worker)
 
     def sweep_call(self, limit: int = SWEEP_LIMIT) -> Call:
         """Look after what time brings: due jobs, overdue leases, ended jobs to be purged."""

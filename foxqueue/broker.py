@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from foxqueue.bindings import Bindings, new_token
+from foxqueue.bindings import new_token
+from foxqueue.commands import CHUNK_BYTES, CHUNK_JOBS, CHUNK_PARENTS, Commands
 from foxqueue.config import Config, listening_socket, server_password, url_of_socket
 from foxqueue.connection import Connection
 from foxqueue.errors import (
     InvalidInput,
     NoServer,
-    OutcomeUnknown,
     ServerError,
     ServerRefused,
     ServerUnavailable,
@@ -22,18 +21,25 @@ from foxqueue.errors import (
 from foxqueue.keys import Keys
 from foxqueue.messages import Claimed, Environment, NamespaceSettings, NewJob, Reply
 from foxqueue.replies import read_pieces
-from foxqueue.scripts import Call
 
 if TYPE_CHECKING:
     from redis import Redis
 
-SCHEMA = 1  # of the data in Redis; a higher number there is refused
-RESEND_S = 60.0  # a user's command is sent again for this long; answers are kept for three minutes
+SCHEMA = 2  # of the data in Redis; a higher number there is refused
 ENV_KEPT_MS = 90 * 86400 * 1000
-CHUNK_JOBS = 100  # enqueued in one step: some 1.5 ms of the server's time
-CHUNK_BYTES = 4 * 1024 * 1024
 
-__all__ = ["Broker", "Claimed", "Environment", "NamespaceSettings", "NewJob", "Reply", "server_url"]
+__all__ = [
+    "CHUNK_BYTES",
+    "CHUNK_JOBS",
+    "CHUNK_PARENTS",
+    "Broker",
+    "Claimed",
+    "Environment",
+    "NamespaceSettings",
+    "NewJob",
+    "Reply",
+    "server_url",
+]
 
 
 def server_url(config: Config) -> str:
@@ -57,18 +63,13 @@ def server_url(config: Config) -> str:
     return url_of_socket(path)
 
 
-class Broker(Bindings):
+class Broker(Commands):
     """The queue of one namespace on one server.
 
     Args:
         connection: where to send.
         namespace: name of the queue.
     """
-
-    def __init__(self, connection: Connection, namespace: str) -> None:
-        super().__init__(namespace)
-        self.connection = connection
-        self._kept: set[str] = set()  # digests of environments that this process has sent
 
     @classmethod
     def connect(
@@ -125,47 +126,13 @@ class Broker(Bindings):
         """A second client for calls that block up to ``block_s`` seconds."""
         return self.connection.blocking(block_s)
 
+    def another(self, timeout_s: float) -> Broker:
+        """The same queue over connections of its own, with another time-out of each command."""
+        return Broker(self.connection.another(timeout_s), self.keys.namespace)
+
     def close(self) -> None:
         """Close all connections."""
         self.connection.close()
-
-    # --- sending -------------------------------------------------------------------------------------
-
-    def send(self, *calls: Call) -> list[Reply]:
-        """Send scripts in one round trip and read their answers, once.
-
-        Raises:
-            ServerUnavailable: no answer, or an answer that means that Redis is away for now.
-            ServerError: a script failed in a way that must not happen.
-        """
-        return [Reply.of(answer) for answer in self.connection.evalsha(calls)]
-
-    def resend(self, call: Call, token: str) -> Reply:
-        """Send a user's command, again while no answer comes, for at most a minute.
-
-        Raises:
-            OutcomeUnknown: no answer came; it may or may not have been done.
-            ServerUnavailable: the server answers that it cannot do it now; it was not done.
-        """
-        deadline = time.monotonic() + RESEND_S
-        pause, unanswered = 0.02, False
-        while True:
-            try:
-                return self.send(call)[0]
-            except ServerUnavailable as error:
-                unanswered = unanswered or not error.definite
-                if error.definite and not error.passing and not unanswered:
-                    raise
-                if time.monotonic() + pause > deadline:
-                    if not unanswered:
-                        raise
-                    raise OutcomeUnknown(
-                        token,
-                        f"{call.script.name}: no answer for {RESEND_S:g} s, so it may or may not have been "
-                        f"done: look with foxqueue ls ({error})",
-                    ) from error
-            time.sleep(pause)
-            pause = min(pause * 2, 1.0)
 
     # --- the namespace -------------------------------------------------------------------------------
 
@@ -241,90 +208,6 @@ class Broker(Bindings):
         """The server's clock, epoch ms."""
         seconds, micros = self.connection.answer(("TIME",), "time")
         return int(seconds) * 1000 + int(micros) // 1000
-
-    # --- users' commands -----------------------------------------------------------------------------
-
-    def enqueue(self, job: NewJob, env: Environment, token: str | None = None) -> tuple[int, str]:
-        """Put a job into the queue; see :meth:`enqueue_many`."""
-        return self.enqueue_many([job], env, token)[0]
-
-    def enqueue_many(self, jobs: Sequence[NewJob], env: Environment, token: str | None = None) -> list[tuple[int, str]]:
-        """Put jobs into the queue in this order, all of them or none, in one step.
-
-        Args:
-            jobs: at most CHUNK_JOBS, whose specs have at most CHUNK_BYTES together unless it is one.
-            env: their environment.
-            token: of an earlier request that had no answer, to send it again.
-
-        Returns:
-            Number and enqueue tick of each.
-
-        Raises:
-            OutcomeUnknown, ServerUnavailable: see :meth:`resend`; there are too many shapes.
-            ServerRefused: a newer foxqueue has changed the data since this one began.
-            InvalidInput: no jobs, or too many for one step.
-        """
-        if not 0 < len(jobs) <= CHUNK_JOBS or (len(jobs) > 1 and sum(len(job.spec) for job in jobs) > CHUNK_BYTES):
-            raise InvalidInput(f"{len(jobs)} jobs cannot be enqueued in one step: give 1 to {CHUNK_JOBS}, 4 MiB in all")
-        token = token or new_token()
-        reply = self.resend(self.enqueue_call(jobs, env, token, with_env=env.digest not in self._kept), token)
-        if reply.word == "missing":  # it was sent once, and the server has lost it since
-            reply = self.resend(self.enqueue_call(jobs, env, token, with_env=True), token)
-        if reply.word == "newer":
-            self.settings()  # says so
-            raise ServerRefused(f"namespace {self.keys.namespace!r} is of another foxqueue: upgrade this machine")
-        if reply.word == "full":
-            raise ServerUnavailable("there are pending jobs of 1,000 different requirements: try later", definite=True)
-        self._kept.add(env.digest)
-        first, born = map(int, reply.rest)
-        return [(first + at, str(born + at)) for at in range(len(jobs))]
-
-    def cancel(self, number: int, born: str, by: str, token: str | None = None) -> str:
-        """Cancel a job.
-
-        Args:
-            number: of the job.
-            born: its enqueue tick, or "" for whatever has the number.
-            by: who asks.
-            token: of an earlier request that had no answer.
-
-        Returns:
-            ``cancelled`` (ended now or before), ``ok`` (running, asked to stop), ``succeeded`` or ``failed``
-            (had ended), ``missing``, or ``stale`` (the number is another job's).
-        """
-        token = token or new_token()
-        return self.resend(self.cancel_call(number, born, by, token), token).word
-
-    def requeue(self, number: int, born: str, by: str, token: str | None = None) -> str:
-        """Put a failed or cancelled job back into the queue: its attempts and losses are counted anew.
-
-        Args:
-            number: of the job.
-            born: its enqueue tick, or "" for whatever has the number.
-            by: who asks.
-            token: of an earlier request that had no answer.
-
-        Returns:
-            ``ok``, ``no`` (it is neither failed nor cancelled), ``gone`` (its environment is no longer kept),
-            ``unreadable`` (its record is malformed), ``missing``, or ``stale`` (the number is another job's).
-        """
-        token = token or new_token()
-        return self.resend(self.requeue_call(number, born, by, token), token).word
-
-    def force_release(self, device: str, by: str, token: str | None = None) -> tuple[str, int | None]:
-        """Take a device from the job that runs on it; the run ends as lease_lost.
-
-        Args:
-            device: uuid.
-            by: who asks.
-            token: of an earlier request that had no answer.
-
-        Returns:
-            ``ok`` and the job, or ``no`` and None when none runs there.
-        """
-        token = token or new_token()
-        reply = self.resend(self.force_release_call(device, by, token), token)
-        return reply.word, int(reply.rest[0]) if reply.rest[0] else None
 
     # --- a worker's -----------------------------------------------------------------------------------
 

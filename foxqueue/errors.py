@@ -126,6 +126,85 @@ class JobGone(FoxqueueError):
     """The number now belongs to another job: the server lost data and gave it out again."""
 
 
+class QueueFull(FoxqueueError):
+    """The queue has a limit on unfinished jobs, and it is reached: nothing was enqueued.
+
+    Attributes:
+        limit: how many may wait or run.
+        current: how many do.
+        whose: the user whose limit it is, None for that of the namespace.
+    """
+
+    exit_code = 75
+
+    def __init__(self, limit: int, current: int, whose: str | None = None) -> None:
+        which = "max_unfinished" if whose is None else "max_unfinished_user"
+        of = "in the queue" if whose is None else f"of {whose}"
+        super().__init__(
+            f"the queue is full: {current:,} unfinished jobs {of}, at most {limit:,} ({which}): try later, "
+            "or wait for room with submit --block"
+        )
+        self.limit = limit
+        self.current = current
+        self.whose = whose
+
+
+class JobExists(FoxqueueError):
+    """An unfinished job has that unique key: nothing was enqueued. ``number`` and ``born`` say which, ``key`` is it."""
+
+    def __init__(self, number: int, born: str, key: str) -> None:
+        super().__init__(
+            f"job {number} has the unique key {key!r} and has not ended: wait for it, cancel it, or submit with "
+            "--if-exists return or replace"
+        )
+        self.number = number
+        self.born = born
+        self.key = key
+
+
+class GroupExists(FoxqueueError):
+    """There is a group of that name."""
+
+    def __init__(self, group: str) -> None:
+        super().__init__(f"there is a group {group!r}: give the sweep another name with --group, or leave it out")
+        self.group = group
+
+
+class GroupNotFound(FoxqueueError):
+    """There is no group of that name."""
+
+
+class NotChanged(FoxqueueError):
+    """The job cannot be held, released from its hold, or moved. The text says why."""
+
+
+class LeaseLost(FoxqueueError):
+    """The run is no longer this process's: its device was taken, or its job runs elsewhere. Nothing was written."""
+
+
+class Retry(FoxqueueError):
+    """Raised by the function of a job: it is to run again, as long as attempts last, whatever --retry-on says.
+
+    Args:
+        delay: seconds before it runs again; None for the job's own delay, which doubles with each attempt.
+        message: why, for people.
+    """
+
+    __foxqueue__ = "retry"  # how a worker of any version knows it
+
+    def __init__(self, delay: float | None = None, message: str = "") -> None:
+        if delay is not None and (isinstance(delay, bool) or not 0 <= delay <= 365 * 86400):
+            raise InvalidInput(f"a delay of {delay!r} is not possible: give seconds, up to a year")
+        super().__init__(message or ("to be tried again" + ("" if delay is None else f" in {delay:g} s")))
+        self.delay = delay
+
+
+class Fail(FoxqueueError):
+    """Raised by the function of a job: it has failed, and is not tried again."""
+
+    __foxqueue__ = "fail"
+
+
 class NotCancelled(FoxqueueError):
     """The job had already ended in another way."""
 

@@ -57,12 +57,32 @@ class Keys:
         """STREAM: tail of the output, ids ``<fence>-<byte offset>``."""
         return self._key(f"log:{number}")
 
+    def blocked_by(self, number: int) -> str:
+        """HASH: parent -> ``<cond>:<born>`` while it counts, then ``met:<cond>:<born>``."""
+        return self._key(f"blocked_by:{number}")
+
+    def dependents(self, number: int) -> str:
+        """ZSET: jobs that wait for this one, or did -> their numbers."""
+        return self._key(f"dependents:{number}")
+
+    def history(self, number: int) -> str:
+        """LIST, at most 20: how earlier runs ended, newest last, each a text of lines."""
+        return self._key(f"history:{number}")
+
+    def group(self, name: str) -> str:
+        """HASH: one group of jobs: its limits, counts, and whether it is paused or still being filled."""
+        return self._key(f"group:{name}")
+
+    def members(self, name: str) -> str:
+        """ZSET: jobs of a group -> their numbers."""
+        return self._key(f"members:{name}")
+
     def env(self, digest: str) -> str:
         """STRING, PX 90 days: a captured environment under its sha256."""
         return self._key(f"env:{digest}")
 
     def pending(self, shape: str) -> str:
-        """ZSET: claimable jobs of one shape, score = rank."""
+        """ZSET: claimable jobs of one shape, score = rank. A shape of a group ends with ``@<group>``."""
         return self._key(f"pending:{shape}")
 
     def lease(self, device: str) -> str:
@@ -98,8 +118,58 @@ class Keys:
 
     @property
     def scheduled(self) -> str:
-        """ZSET: job -> due ms."""
+        """ZSET: job -> due ms (start times, retries)."""
         return self._key("scheduled")
+
+    @property
+    def blocked(self) -> str:
+        """ZSET: jobs that wait for others, or are held -> ms since when."""
+        return self._key("blocked")
+
+    @property
+    def expiry(self) -> str:
+        """ZSET: jobs that have not started yet -> ms after which they are not worth it."""
+        return self._key("expiry")
+
+    @property
+    def unsettled(self) -> str:
+        """ZSET: ended jobs whose dependents are not all told -> the last one told."""
+        return self._key("unsettled")
+
+    @property
+    def unfinished(self) -> str:
+        """HASH: user -> how many of the user's jobs have not ended."""
+        return self._key("unfinished")
+
+    @property
+    def unique(self) -> str:
+        """HASH: unique key -> the last job that has it."""
+        return self._key("unique")
+
+    @property
+    def groups(self) -> str:
+        """ZSET: group -> ms when it began."""
+        return self._key("groups")
+
+    @property
+    def filling(self) -> str:
+        """ZSET: groups that nobody sees yet -> ms of their last chunk."""
+        return self._key("filling")
+
+    @property
+    def paused(self) -> str:
+        """HASH: ``*`` (the namespace) or a device -> by whom and why."""
+        return self._key("paused")
+
+    @property
+    def notices(self) -> str:
+        """ZSET: ended jobs whose end is to be told -> ms when."""
+        return self._key("notices")
+
+    @property
+    def boots(self) -> str:
+        """HASH: host -> boot id of its workers."""
+        return self._key("boots")
 
     @property
     def finished(self) -> str:

@@ -20,6 +20,8 @@ class NamespaceSettings:
         max_result_bytes: of what a Python call may return, packed.
         retain_finished_ms, retain_finished_count: how long, and how many, succeeded and cancelled jobs are kept.
         retain_failed_ms, retain_failed_count: the same for failed ones.
+        max_unfinished, max_unfinished_user: how many jobs may wait or run, in all and of one user.
+        expires_ms: after which a job that has not started is cancelled, where it says nothing itself.
         priorities: model type in lower case -> 0-9.
     """
 
@@ -35,6 +37,9 @@ class NamespaceSettings:
     retain_finished_count: int
     retain_failed_ms: int
     retain_failed_count: int
+    max_unfinished: int
+    max_unfinished_user: int
+    expires_ms: int
     priorities: Mapping[str, int] = field(default_factory=dict)
 
     @classmethod
@@ -55,7 +60,13 @@ class NamespaceSettings:
 
 
 class NewJob(NamedTuple):
-    """A job to enqueue. ``spec`` is packed."""
+    """A job to enqueue.
+
+    Attributes:
+        shape: what it asks for, with its group.
+        spec: packed.
+        more: what few jobs have, lines ``name=value``: see ``enqueue.lua``.
+    """
 
     name: str
     shape: str
@@ -63,6 +74,7 @@ class NewJob(NamedTuple):
     retries: int
     retry_delay_ms: int
     spec: bytes
+    more: str = ""
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,8 @@
 """What a job needs of a device, spelt as a shape: jobs of one shape share one sorted set.
 
 A shape is words joined by dots, in this order: ``g<count>`` GPUs, ``m<MiB>`` memory floor. A worker that
-meets a word it does not know (from a newer version) leaves the shape alone.
+meets a word it does not know (from a newer version) leaves the shape alone. Jobs of a group have sets of their own,
+because a group may be held back as a whole: ``g1.m8192@lr-sweep``.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from dataclasses import dataclass
 
 from foxqueue.errors import InvalidInput
 
+_GROUP = re.compile(r"[A-Za-z0-9._-]{1,64}\Z")
 _WORD = re.compile(r"([gm])([0-9]{1,9})\Z")
 
 
@@ -33,10 +35,28 @@ class Requirement:
         return f"g{self.gpus}" + (f".m{self.memory_mib}" if self.memory_mib else "")
 
 
+def in_group(shape: str, group: str | None) -> str:
+    """The shape of jobs of a group.
+
+    Raises:
+        InvalidInput: the group's name has another character or length.
+    """
+    if group is None:
+        return shape
+    if not _GROUP.match(group):
+        raise InvalidInput(f"group {group!r:.80} is not usable: give 1 to 64 letters, digits, '.', '_' or '-'")
+    return f"{shape}@{group}"
+
+
+def group_of(shape: str) -> str | None:
+    """The group that a shape names, None for jobs without one."""
+    return shape.partition("@")[2] or None
+
+
 def parse_shape(shape: str) -> Requirement | None:
     """Read a shape back; None when it has a word that this version does not know."""
     found: dict[str, int] = {}
-    for word in shape.split("."):
+    for word in shape.partition("@")[0].split("."):
         match = _WORD.match(word)
         if match is None or match[1] in found:
             return None

@@ -64,6 +64,10 @@ def _count(text: str) -> int:
     return OFF if text.lower() == "off" else _whole(0, 10**9)(text)
 
 
+def _limit(text: str) -> int:
+    return OFF if text.lower() == "off" else _whole(1, 10**9)(text)
+
+
 def _age(text: str) -> int:
     if text.lower() == "off":
         return OFF
@@ -116,6 +120,30 @@ SETTINGS = {
             "How long a wait is worth one level of priority; counts for jobs queued from then on.",
             _aging,
             lambda us: "off" if us >= AGING_OFF_US else _exactly(us / 1_000_000),
+        ),
+        Setting(
+            "max_unfinished",
+            "max_unfinished",
+            "a number of jobs above 0, or off",
+            "How many jobs may wait or run; more are refused.",
+            _limit,
+            lambda count: "off" if count >= OFF else str(count),
+        ),
+        Setting(
+            "max_unfinished_user",
+            "max_unfinished_user",
+            "a number of jobs above 0, or off",
+            "How many jobs of one user may wait or run.",
+            _limit,
+            lambda count: "off" if count >= OFF else str(count),
+        ),
+        Setting(
+            "expires",
+            "expires_ms",
+            "a time from 1s to 365d, or off",
+            "Jobs that have not started after so long are cancelled, where --expires says nothing else.",
+            _age,
+            _shown_age,
         ),
         Setting(
             "max_losses",

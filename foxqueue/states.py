@@ -8,34 +8,43 @@ from __future__ import annotations
 from typing import Final
 
 SCHEDULED: Final = "scheduled"
+BLOCKED: Final = "blocked"
 PENDING: Final = "pending"
 RUNNING: Final = "running"
 SUCCEEDED: Final = "succeeded"
 FAILED: Final = "failed"
 CANCELLED: Final = "cancelled"
 
-STATES: Final = (SCHEDULED, PENDING, RUNNING, SUCCEEDED, FAILED, CANCELLED)
-WAITING: Final = frozenset({SCHEDULED, PENDING})
+STATES: Final = (SCHEDULED, BLOCKED, PENDING, RUNNING, SUCCEEDED, FAILED, CANCELLED)
+WAITING: Final = frozenset({SCHEDULED, BLOCKED, PENDING})
 ENDED: Final = frozenset({SUCCEEDED, FAILED, CANCELLED})
 
 # verb -> (states it starts from, states it leads to); "-" is "no job yet".
 TRANSITIONS: Final[dict[str, tuple[frozenset[str], frozenset[str]]]] = {
-    "enqueue": (frozenset({"-"}), frozenset({PENDING})),
+    "enqueue": (frozenset({"-"}), frozenset({PENDING, SCHEDULED, BLOCKED, CANCELLED})),
     "promote": (frozenset({SCHEDULED}), frozenset({PENDING, FAILED})),
+    "expire": (WAITING, frozenset({CANCELLED})),
+    "settle": (frozenset({BLOCKED}), frozenset({PENDING, SCHEDULED, CANCELLED})),
+    "hold": (WAITING, frozenset({BLOCKED})),
+    "unhold": (frozenset({BLOCKED}), WAITING),
+    "reprioritize": (WAITING | {RUNNING}, WAITING | {RUNNING}),
     "claim": (frozenset({PENDING}), frozenset({RUNNING, FAILED})),
     "heartbeat": (frozenset({RUNNING}), frozenset({RUNNING})),
     "complete": (frozenset({RUNNING}), frozenset({SUCCEEDED, CANCELLED})),
     "fail": (frozenset({RUNNING}), frozenset({FAILED, SCHEDULED, CANCELLED})),
-    "release": (frozenset({RUNNING}), frozenset({PENDING, FAILED, CANCELLED})),
+    "release": (frozenset({RUNNING}), frozenset({PENDING, SCHEDULED, FAILED, CANCELLED})),
     "lose": (frozenset({RUNNING}), frozenset({PENDING, FAILED, CANCELLED})),
     "reap": (frozenset({RUNNING}), frozenset({PENDING, FAILED, CANCELLED})),
-    "requeue": (frozenset({FAILED, CANCELLED}), frozenset({PENDING})),
-    "purge": (frozenset({SUCCEEDED, FAILED, CANCELLED}), frozenset({"-"})),
-    "cancel": (frozenset({SCHEDULED, PENDING, RUNNING}), frozenset({RUNNING, CANCELLED})),
+    "requeue": (frozenset({FAILED, CANCELLED}), frozenset({PENDING, BLOCKED})),
+    "purge": (ENDED, frozenset({"-"})),
+    "cancel": (WAITING | {RUNNING}, frozenset({RUNNING, CANCELLED})),
+    "dissolve": (WAITING, frozenset({"-", CANCELLED})),
 }
 
 # Scripts that change no job's state.
-OTHER_SCRIPTS: Final = frozenset({"configure", "register", "log", "sweep", "force_release"})
+OTHER_SCRIPTS: Final = frozenset(
+    {"configure", "register", "log", "sweep", "force_release", "open", "pause", "resume", "notice", "told", "import"}
+)
 
 # Why a job ended.
 END_REASONS: Final = frozenset(

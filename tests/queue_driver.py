@@ -109,7 +109,7 @@ class Queue:
         return self.send(self.broker.heartbeat_call(run.number, run.fence))
 
     def release(self, run: Claimed) -> str:
-        return self.send(self.broker.release_call(run.number, run.fence, "worker stops"))
+        return self.send(self.broker.release_call(run.number, run.fence, "shutdown", "worker stops"))
 
     def lose(self, run: Claimed) -> str:
         return self.send(self.broker.lose_call(run.number, run.fence))

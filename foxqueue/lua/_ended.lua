@@ -1,7 +1,8 @@
--- NEEDS running granted finished failed
+-- NEEDS running granted prefix
+-- FOUND expiry ZSET, failed ZSET, finished ZSET, notices ZSET, unfinished HASH, unsettled ZSET
 -- The only way out of running: the grant ends, the lease goes if it is still this run's, and the fence's
 -- word is written down, so that a repeated call gets it again, with other fields as given.
-local function ended(n, run_fence, devices, word, ...)
+local function ended(n, run_fence, devices, shape_name, word, ...)
   redis.call('ZREM', running, n)
   redis.call('HSET', job_key(n), 'settled', run_fence, 'settled_as', word, ...)
   for name in string.gmatch(devices or '', '[^,]+') do
@@ -12,6 +13,13 @@ local function ended(n, run_fence, devices, word, ...)
     if lease_value(name) == run_fence then
       redis.call('DEL', lease_key(name))
     end
+    wake(name, 1) -- who waits for the device itself
+  end
+  if group_of(shape_name) then
+    count_in_group(shape_name, 'running', -1)
+    if redis.call('EXISTS', prefix .. 'pending:' .. shape_name) == 1 and may_start(shape_name) then
+      wake(shape_name, 1) -- there may be room now that there was not
+    end
   end
 end
 
@@ -21,11 +29,40 @@ local function over_fields(state, reason, detail)
   return 'state', state, 'reason', reason, 'detail', detail, 'finished_at', digits(now_ms)
 end
 
-local function lay_down(n, state)
-  redis.call('ZADD', state == 'failed' and failed or finished, digits(now_ms), n)
+-- What an end has to do with, in this order.
+local LEAVING = { 'user', 'shape', 'dependents', 'notify', 'expires_at' }
+
+local function lay_down(n, state, reason, owner, shape_name, has_dependents, notify, expires_at)
+  redis.call('ZADD', state == 'failed' and named('failed') or named('finished'), digits(now_ms), n)
+  if owner and redis.call('HINCRBY', named('unfinished'), owner, -1) <= 0 then
+    redis.call('HDEL', named('unfinished'), owner)
+  end
+  local group = group_of(shape_name)
+  if group then
+    redis.call('HINCRBY', group_key(group), state, 1)
+    note_streak(group, state, reason)
+  end
+  if has_dependents then
+    redis.call('ZADD', named('unsettled'), 0, n) -- nobody is told yet
+  end
+  if notify then
+    redis.call('ZADD', named('notices'), digits(now_ms), n)
+  end
+  if expires_at then
+    redis.call('ZREM', named('expiry'), n)
+  end
 end
 
 local function over(n, state, reason, detail)
   redis.call('HSET', job_key(n), over_fields(state, reason, detail))
-  lay_down(n, state)
+  lay_down(n, state, reason, unpack(redis.call('HMGET', job_key(n), unpack(LEAVING))))
+end
+
+-- A job whose record cannot be read, taken from where it waited.
+local function put_aside(n)
+  if redis.call('TYPE', job_key(n)).ok ~= 'hash' then
+    redis.call('DEL', job_key(n))
+  end
+  over(n, 'failed', 'bad_payload', 'its record in Redis cannot be read')
+  event('fail', n, 'to', 'failed', 'reason', 'bad_payload')
 end

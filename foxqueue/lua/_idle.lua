@@ -1,4 +1,4 @@
--- NEEDS idle prefix
+-- NEEDS prefix
 -- FOUND idle:<shape> ZSET worker -> ms since when
 -- FOUND idle_shapes:<worker> SET shapes under which it stands
 -- FOUND wake:<worker> LIST tokens that wake it
@@ -12,7 +12,7 @@ local function leave_idle(name)
     redis.call('ZREM', prefix .. 'idle:' .. shape_name, name)
   end
   redis.call('DEL', key)
-  redis.call('ZREM', idle, name)
+  redis.call('ZREM', named('idle'), name)
 end
 
 local function send_token(name, token_text)
@@ -40,7 +40,7 @@ end
 
 -- A shape nobody has seen: every idle worker looks whether it fits.
 local function wake_all()
-  for _, name in ipairs(redis.call('ZREVRANGE', idle, 0, 99)) do
+  for _, name in ipairs(redis.call('ZREVRANGE', named('idle'), 0, 99)) do
     leave_idle(name)
     send_token(name, '*')
   end

@@ -1,4 +1,9 @@
 -- NEEDS prefix
+-- Keys that few runs of a script touch are not given to it: a name more costs every call.
+local function named(name)
+  return prefix .. name
+end
+
 local function job_key(n)
   return prefix .. 'job:' .. n
 end
@@ -20,4 +25,12 @@ end
 -- A counter's value; 0 for one that is not there or cannot be read.
 local function count(field)
   return whole(field) and tonumber(field) or 0
+end
+
+local function is_waiting(state)
+  return state == 'pending' or state == 'scheduled' or state == 'blocked'
+end
+
+local function has_ended(state)
+  return state == 'succeeded' or state == 'failed' or state == 'cancelled'
 end

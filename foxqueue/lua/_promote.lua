@@ -1,6 +1,7 @@
 -- promote: scheduled -> pending, failed
 -- NEEDS scheduled
--- Jobs whose time has come, at most `limit`. A retry keeps its tick, so its rank is unchanged.
+-- Jobs whose time has come, at most `limit`. Their rank is known since their time was set: a retry keeps its tick, a
+-- delayed job has that of its due time.
 local function promote(limit)
   local due = redis.call('ZRANGEBYSCORE', scheduled, '-inf', digits(now_ms), 'LIMIT', 0, limit)
   for _, n in ipairs(due) do
@@ -9,10 +10,9 @@ local function promote(limit)
     if job and job[1] == 'scheduled' and job[2] and tonumber(job[3]) then
       redis.call('HSET', job_key(n), 'state', 'pending')
       ready(n, job[2], job[3])
-      event('promote', n)
+      event('promote', n, 'from', 'scheduled', 'to', 'pending')
     else
-      over(n, 'failed', 'bad_payload', 'its record in Redis cannot be read')
-      event('fail', n, 'reason', 'bad_payload')
+      put_aside(n)
     end
   end
   return #due

@@ -1,9 +1,32 @@
 -- purge: succeeded, failed, cancelled -> -
 -- NEEDS finished failed prefix
+-- FOUND groups ZSET, unique HASH, unsettled ZSET
 -- FOUND job:<n> HASH, spec:<n> STRING, result:<n> STRING, value:<n> STRING, log:<n> STREAM
+-- FOUND history:<n> LIST, blocked_by:<n> HASH, dependents:<n> ZSET, members:<group> ZSET
 -- Ended jobs go when they are too old or too many, the oldest first, with all that is kept of them.
 -- Who waits for a job has so long to hear of its end, however few are kept.
 local TOLD_MS = 10000
+
+-- A job that stands in no set any more, and all that is kept of it. A group goes with its last job.
+local function erase(n)
+  local job = read_job(n, 'state', 'shape', 'unique') or {}
+  if job[3] and redis.call('HGET', named('unique'), job[3]) == n then
+    redis.call('HDEL', named('unique'), job[3])
+  end
+  local group = group_of(job[2])
+  if group then
+    redis.call('ZREM', prefix .. 'members:' .. group, n)
+    if has_ended(job[1]) then
+      redis.call('HINCRBY', group_key(group), job[1], -1)
+    end
+    if redis.call('HINCRBY', group_key(group), 'total', -1) <= 0 then
+      redis.call('DEL', group_key(group))
+      redis.call('ZREM', named('groups'), group)
+    end
+  end
+  redis.call('UNLINK', job_key(n), prefix .. 'spec:' .. n, prefix .. 'result:' .. n, prefix .. 'value:' .. n,
+    prefix .. 'log:' .. n, prefix .. 'history:' .. n, prefix .. 'blocked_by:' .. n, prefix .. 'dependents:' .. n)
+end
 
 local function purge_of(set, keep_ms, keep_count, limit)
   local too_many = redis.call('ZCARD', set) - keep_count
@@ -15,9 +38,10 @@ local function purge_of(set, keep_ms, keep_count, limit)
     if age_ms <= keep_ms and (purged >= too_many or age_ms < TOLD_MS) then
       break
     end
-    redis.call('ZREM', set, n)
-    redis.call('UNLINK', job_key(n), prefix .. 'spec:' .. n, prefix .. 'result:' .. n, prefix .. 'value:' .. n,
-      prefix .. 'log:' .. n)
+    if not redis.call('ZSCORE', named('unsettled'), n) then -- else its dependents are still to be told
+      redis.call('ZREM', set, n)
+      erase(n)
+    end
     purged = purged + 1
   end
   return purged

@@ -1,21 +1,37 @@
--- NEEDS shapes shapes_version prefix
+-- NEEDS prefix
+-- FOUND shapes HASH, shapes_version STRING
 -- FOUND pending:<shape> ZSET job -> rank
 -- The rank is worked out from the tick: a priority level is a head start in time.
 local function rank_of(job_tick, job_priority)
-  return digits(tonumber(job_tick) - tonumber(job_priority) * aging_us)
+  return digits(tonumber(job_tick) - tonumber(job_priority) * aging())
 end
 
 -- The only way into pending, for jobs of one shape: rank, job, rank, job, … `known`: the shape is among the known.
 local function ready_all(shape_name, rows, known)
   redis.call('ZADD', prefix .. 'pending:' .. shape_name, unpack(rows))
-  if not known and redis.call('HSETNX', shapes, shape_name, digits(now_ms)) == 1 then
-    redis.call('SET', shapes_version, tick()) -- a count would repeat after lost data
-    wake_all()
-  else
-    wake(shape_name, #rows / 2)
+  local new = not known and redis.call('HSETNX', named('shapes'), shape_name, digits(now_ms)) == 1
+  if new then
+    redis.call('SET', named('shapes_version'), tick()) -- a count would repeat after lost data
+  end
+  if may_start(shape_name) then
+    if new then
+      wake_all()
+    else
+      wake(shape_name, #rows / 2)
+    end
   end
 end
 
 local function ready(n, shape_name, rank)
   ready_all(shape_name, { rank, n }, false)
+end
+
+-- Wake whoever may take jobs of a group that may start again.
+local function wake_for_group(group)
+  for _, shape_name in ipairs(redis.call('HKEYS', named('shapes'))) do
+    if group_of(shape_name) == group then
+      local waiting = redis.call('ZCARD', prefix .. 'pending:' .. shape_name)
+      wake(shape_name, math.min(waiting, 100))
+    end
+  end
 end

@@ -20,7 +20,7 @@ local function reap(limit)
   for _, n in ipairs(overdue) do
     local job = read_job(n, unpack(LOST_FIELDS))
     if job and job[1] == 'running' then
-      lost(n, job, 'reap')
+      lost(n, job, 'reap', '')
     else
       redis.call('ZREM', running, n)
     end

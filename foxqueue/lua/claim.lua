@@ -1,35 +1,37 @@
 -- claim: pending -> running, failed
 -- KEYS[1] claims HASH
--- KEYS[2] granted HASH
+-- KEYS[2] paused HASH
 -- KEYS[3] running ZSET
--- KEYS[4] scheduled ZSET
--- KEYS[5] failed ZSET
--- KEYS[6] finished ZSET
--- KEYS[7] shapes HASH
--- KEYS[8] shapes_version STRING
--- KEYS[9] idle ZSET
--- KEYS[10] clock STRING
--- KEYS[11] settings HASH
--- KEYS[12] instance STRING
--- KEYS[13] events STREAM
+-- KEYS[4] granted HASH
+-- KEYS[5] scheduled ZSET
+-- KEYS[6] shapes HASH
+-- KEYS[7] shapes_version STRING
+-- KEYS[8] idle ZSET
+-- KEYS[9] clock STRING
+-- KEYS[10] settings HASH
+-- KEYS[11] instance STRING
+-- KEYS[12] events STREAM
 -- ARGV[1] prefix
 -- ARGV[2] worker its name, new for each process
 -- ARGV[3] question counts the worker's claims; resending keeps it
 -- ARGV[4] device uuid
 -- ARGV[5] host
--- ARGV[6] version of the shapes that the worker has judged
--- ARGV[7] woken shapes for which it was woken, comma-separated
--- ARGV[8] waits 1 when the worker waits to be woken, 0 when it only looks or leaves
--- ARGV[9..] fitting shapes that the device can take now
+-- ARGV[6] boot id of the host, '' when unknown
+-- ARGV[7] version of the shapes that the worker has judged
+-- ARGV[8] woken shapes for which it was woken, comma-separated
+-- ARGV[9] waits 1 when the worker waits to be woken, 0 when it only looks or leaves
+-- ARGV[10..] fitting shapes that the device can take now
+-- FOUND expiry ZSET
 -- FOUND job:<n> HASH, spec:<n> STRING
--- INCLUDE _drains _clock _settings _event _job _device _idle _ready _ended _promote
+-- INCLUDE _drains _clock _aging _settings _event _job _group _device _idle _ready _ended _waiting _parents _settle _promote
+-- INCLUDE _expire
 -- RETURNS {ok, instance, number, fence, born, attempts, losses, retry_delay_ms, env digest, spec},
 -- RETURNS {empty, instance, ms until the next scheduled job is due or ''}, {taken | stale, instance},
 -- RETURNS {newer, instance} when the data are of a newer schema
 -- RETURNS or {shapes, instance, version, shape...}
 -- What a worker needs of a job, in this order.
 local FIELDS = { 'state', 'shape', 'born', 'rank', 'attempts', 'losses', 'retry_delay_ms', 'env', 'fence', 'worker',
-  'claim' }
+  'claim', 'expires_at', 'release_requested' }
 
 local function granted_reply(n, run_fence, job, attempts, spec)
   return { 'ok', life, n, run_fence, job[3], attempts, job[6], job[7] or '0', job[8] or '', spec }
@@ -63,14 +65,35 @@ if stood == 1 or redis.call('EXISTS', wake_key, prefix .. 'idle_shapes:' .. work
   leave_idle(worker)
 end
 
--- The question is answered: what this worker was woken for and leaves, another may take.
+local pauses = redis.call('HMGET', paused, '*', device)
+
+-- The question is answered: what this worker was woken for and leaves, another may take, if it may start at all.
 local function answered_with(n)
   redis.call('HSET', claims, worker, question .. ':' .. n)
   for woken_shape in string.gmatch(woken, '[^,]+') do
-    if redis.call('EXISTS', prefix .. 'pending:' .. woken_shape) == 1 then
+    if not pauses[1] and redis.call('EXISTS', prefix .. 'pending:' .. woken_shape) == 1 and may_start(woken_shape) then
       wake(woken_shape, 1)
     end
   end
+end
+
+-- It is woken for jobs of these shapes; for a device, when that is free.
+local function stand_idle(names)
+  if waits ~= '1' then
+    return
+  end
+  for _, name in ipairs(names) do
+    redis.call('ZADD', prefix .. 'idle:' .. name, digits(now_ms), worker)
+    redis.call('PEXPIRE', prefix .. 'idle:' .. name, 60000)
+    redis.call('SADD', prefix .. 'idle_shapes:' .. worker, name)
+  end
+  redis.call('PEXPIRE', prefix .. 'idle_shapes:' .. worker, 60000)
+  redis.call('ZADD', idle, digits(now_ms), worker)
+end
+
+local function empty()
+  local due = redis.call('ZRANGE', scheduled, 0, 0, 'WITHSCORES')[2]
+  return { 'empty', life, due and digits(math.max(tonumber(due) - now_ms, 0)) or '' }
 end
 
 local current = redis.call('GET', shapes_version) or '0'
@@ -78,8 +101,14 @@ if current ~= version then
   answered_with('')
   return { 'shapes', life, current, unpack(redis.call('HKEYS', shapes)) }
 end
+if pauses[1] or pauses[2] then
+  answered_with('')
+  stand_idle(pauses[1] and fitting or {})
+  return empty()
+end
 if not device_is_free(device) then
   answered_with('')
+  stand_idle({ device })
   return { 'taken', life }
 end
 
@@ -87,7 +116,7 @@ local function head()
   local best, best_rank, best_shape
   for _, shape in ipairs(fitting) do
     local first = redis.call('ZRANGE', prefix .. 'pending:' .. shape, 0, 0, 'WITHSCORES')
-    if first[1] and (not best or tonumber(first[2]) < best_rank) then
+    if first[1] and (not best or tonumber(first[2]) < best_rank) and may_start(shape) then
       best, best_rank, best_shape = first[1], tonumber(first[2]), shape
     end
   end
@@ -105,39 +134,33 @@ local function readable(n, shape)
   end
 end
 
--- A head that cannot be read is put aside, and the next one is taken.
+-- A head that cannot be read is put aside, one that has expired is cancelled, and the next one is taken.
 local n, shape, job, spec
+local ends = false
 for _ = 1, 20 do
   n, shape = head()
   if not n then
     break
   end
   job, spec = readable(n, shape)
-  if job then
+  if not job then
+    redis.call('ZREM', prefix .. 'pending:' .. shape, n)
+    put_aside(n)
+  elseif whole(job[12]) and tonumber(job[12]) <= now_ms then
+    expire_one(n, 'pending', shape)
+  else
     break
   end
-  redis.call('ZREM', prefix .. 'pending:' .. shape, n)
-  if redis.call('TYPE', job_key(n)).ok ~= 'hash' then
-    redis.call('DEL', job_key(n))
-  end
-  over(n, 'failed', 'bad_payload', 'its record in Redis cannot be read')
-  event('fail', n, 'reason', 'bad_payload')
-  n = nil
+  n, ends = nil, true
+end
+if ends then
+  settle(20)
 end
 
 if not n then
   answered_with('')
-  if waits == '1' then
-    for _, fit in ipairs(fitting) do
-      redis.call('ZADD', prefix .. 'idle:' .. fit, digits(now_ms), worker)
-      redis.call('PEXPIRE', prefix .. 'idle:' .. fit, 60000)
-      redis.call('SADD', prefix .. 'idle_shapes:' .. worker, fit)
-    end
-    redis.call('PEXPIRE', prefix .. 'idle_shapes:' .. worker, 60000)
-    redis.call('ZADD', idle, digits(now_ms), worker)
-  end
-  local due = redis.call('ZRANGE', scheduled, 0, 0, 'WITHSCORES')[2]
-  return { 'empty', life, due and digits(math.max(tonumber(due) - now_ms, 0)) or '' }
+  stand_idle(fitting)
+  return empty()
 end
 
 local fence, attempts = tick(), digits(tonumber(job[5]) + 1)
@@ -146,8 +169,14 @@ redis.call('ZREM', prefix .. 'pending:' .. shape, n)
 redis.call('SET', lease_key(device), fence, 'NX', 'PX', digits(lease_ms))
 redis.call('HSET', granted, device, grant_text(fence, n))
 redis.call('HSET', job_key(n), 'state', 'running', 'fence', fence, 'claim', question, 'worker', worker, 'host', host,
-  'gpus', device, 'started_at', digits(now_ms), 'reason', '', 'detail', '', 'attempts', attempts)
+  'gpus', device, 'started_at', digits(now_ms), 'reason', '', 'detail', '', 'attempts', attempts,
+  'boot', boot)
+if job[12] or job[13] then
+  redis.call('HDEL', job_key(n), 'expires_at', 'release_requested')
+  redis.call('ZREM', named('expiry'), n) -- it has started
+end
+count_in_group(shape, 'running', 1)
 redis.call('ZADD', running, digits(now_ms + lease_ms), n)
-event('claim', n, 'worker', worker, 'device', device, 'fence', fence)
+event('claim', n, 'from', 'pending', 'to', 'running', 'worker', worker, 'device', device, 'fence', fence)
 answered_with(n)
 return granted_reply(n, fence, job, attempts, spec)

@@ -12,7 +12,7 @@
 -- ARGV[4] wanted_ttl_ms length of the lease, only in an empty namespace; '' to leave it
 -- ARGV[5] candidate name of this namespace's life, if it has none
 -- ARGV[6..] changes two words each: field, value; '' for the default
--- INCLUDE _drains _clock _settings _limits _begin _event _request
+-- INCLUDE _drains _clock _aging _settings _limits _begin _event _request
 -- RETURNS {ok | no, instance, field, value, …}; `no`: in use with a lease of another length;
 -- RETURNS {ok, instance} when something was changed, now or by an earlier copy of the same request
 local word = 'ok'
@@ -49,7 +49,9 @@ local now = { word, life, 'schema', digits(schema), 'ttl_ms', digits(ttl_ms), 'b
   'margin_ms', digits(margin_ms), 'aging_us', digits(aging_us), 'max_losses', digits(max_losses),
   'max_result_bytes', digits(max_result_bytes), 'retain_finished_ms', digits(retain_finished_ms),
   'retain_finished_count', digits(retain_finished_count), 'retain_failed_ms', digits(retain_failed_ms),
-  'retain_failed_count', digits(retain_failed_count) }
+  'retain_failed_count', digits(retain_failed_count),
+  'max_unfinished', digits(max_unfinished), 'max_unfinished_user', digits(max_unfinished_user),
+  'expires_ms', digits(expires_ms) }
 for _, part in ipairs(redis.call('HGETALL', settings)) do
   now[#now + 1] = part
 end

@@ -1,24 +1,30 @@
--- enqueue: - -> pending
+-- enqueue: - -> pending, scheduled, blocked, cancelled
 -- KEYS[1] next STRING
--- KEYS[2] clock STRING
--- KEYS[3] settings HASH
--- KEYS[4] instance STRING
--- KEYS[5] events STREAM
--- KEYS[6] shapes HASH
--- KEYS[7] shapes_version STRING
--- KEYS[8] idle ZSET
+-- KEYS[2] running ZSET
+-- KEYS[3] granted HASH
+-- KEYS[4] shapes HASH
+-- KEYS[5] clock STRING
+-- KEYS[6] settings HASH
+-- KEYS[7] instance STRING
+-- KEYS[8] events STREAM
 -- KEYS[9] env_blob STRING where the environment is kept
 -- ARGV[1] prefix
 -- ARGV[2] token of the request, 16 bytes in hex
 -- ARGV[3] candidate name of this namespace's life, if it has none
 -- ARGV[4] env_digest of the jobs' environment, '' for none
 -- ARGV[5] env packed, '' when it should be kept already
--- ARGV[6..] jobs six words each: name, shape, priority 0-9, retries, retry delay in ms, spec packed
--- FOUND job:<n> HASH, spec:<n> STRING
--- INCLUDE _clock _settings _begin _event _job _request _idle _ready
--- RETURNS {ok, instance, first number, its born}: the jobs have numbers and ticks in a row; {full, instance} when
--- RETURNS there are too many shapes, {missing, instance} when the environment is not kept: send it;
--- RETURNS {newer, instance} when the data are of a newer schema
+-- ARGV[6] user who submits, '' for nobody
+-- ARGV[7] sweep id of the sweep whose group this is a piece of, or ''
+-- ARGV[8..] jobs seven words each: name, shape with its group, priority 0-9, retries, retry delay in ms, spec packed, more
+-- FOUND blocked ZSET, unfinished HASH
+-- FOUND job:<n> HASH, spec:<n> STRING, members:<group> ZSET job -> its number
+-- INCLUDE _clock _aging _settings _begin _event _job _group _request _device _idle _ready _ended _waiting _parents _settle
+-- INCLUDE _cancel _capacity _wishes
+-- RETURNS {ok, instance, first number, its born}: the jobs have numbers and ticks in a row; {full, instance, shapes |
+-- RETURNS queue | user, limit, current}, {missing, instance} when the environment is not kept: send it;
+-- RETURNS {newer, instance} when the data are of a newer schema,
+-- RETURNS {exists, instance, number, born} of the unfinished job with this unique key,
+-- RETURNS {unknown | stale, instance, number} of a parent, {taken, instance, group} that is another sweep's
 local earlier = answered()
 if earlier then
   local n, born = string.match(earlier, '^(%d+):(%d+)$')
@@ -36,15 +42,35 @@ end
 local MAX_SHAPES = 1000
 local DAY_MS = 86400000
 local ENV_MS = 90 * DAY_MS -- an environment is kept so long from its last use; written down once a day
-local WORDS = 6
-local fresh, rows, listed = 0, {}, {}
+local WORDS = 7
+local fresh, rows, listed, members, wishes, replaced = 0, {}, {}, {}, {}, 0
 for i = 2, #jobs, WORDS do
-  local shape = jobs[i]
+  local shape, more = jobs[i], jobs[i + 5]
   if not rows[shape] then
-    rows[shape] = {}
+    rows[shape], members[shape] = {}, {}
     listed[shape] = redis.call('HEXISTS', shapes, shape) == 1
     fresh = fresh + (listed[shape] and 0 or 1)
+    local group = group_of(shape)
+    if group and sweep ~= '' then
+      local filling_now = redis.call('HGET', group_key(group), 'filling')
+      if filling_now ~= sweep and redis.call('EXISTS', group_key(group)) == 1 then
+        return { 'taken', life, group }
+      end
+    end
   end
+  if more ~= '' then
+    local wish, refusal = judge_wish(more)
+    if refusal then
+      return refusal
+    end
+    wishes[i] = wish
+    replaced = replaced + (wish.ends and 1 or 0)
+  end
+end
+local total = #jobs / WORDS
+local full = too_many(user, total - replaced)
+if full then
+  return full
 end
 if fresh > 0 and redis.call('HLEN', shapes) + fresh > MAX_SHAPES then
   local empty = {}
@@ -54,13 +80,12 @@ if fresh > 0 and redis.call('HLEN', shapes) + fresh > MAX_SHAPES then
     end
   end
   if redis.call('HLEN', shapes) + fresh - #empty > MAX_SHAPES then
-    return { 'full', life }
+    return { 'full', life, 'shapes', digits(MAX_SHAPES), digits(MAX_SHAPES) }
   end
   redis.call('HSET', shapes, empty[1], '0') -- refused when memory is full, before anything is gone
   redis.call('HDEL', shapes, unpack(empty))
 end
 
-local total = #jobs / WORDS
 local first = redis.call('INCRBY', next, total) - total + 1
 begin_life(candidate)
 if env ~= '' then
@@ -69,30 +94,69 @@ elseif kept_ms and kept_ms < ENV_MS - DAY_MS then
   redis.call('PEXPIRE', env_blob, ENV_MS)
 end
 local born = ticks(total)
-local specs = {}
+local specs, never, to = {}, {}, 'pending'
 for i = 0, total - 1 do
   local at = i * WORDS
   local n, job_tick = digits(first + i), digits(born + i)
-  local shape, priority = jobs[at + 2], jobs[at + 3]
-  local rank = rank_of(job_tick, priority)
+  local shape, priority, wish = jobs[at + 2], jobs[at + 3], wishes[at + 2]
+  local rank = rank_of(wish and wish.tick or job_tick, priority)
   specs[#specs + 1] = prefix .. 'spec:' .. n
   specs[#specs + 1] = jobs[at + 6]
   redis.call('HSET', job_key(n), 'state', 'pending', 'name', jobs[at + 1], 'shape', shape, 'priority', priority,
-    'born', job_tick, 'tick', job_tick, 'rank', rank, 'attempts', '0', 'losses', '0', 'retries', jobs[at + 4],
-    'retry_delay_ms', jobs[at + 5], 'env', env_digest)
-  local row = rows[shape]
-  row[#row + 1] = rank
-  row[#row + 1] = n
+    'born', job_tick, 'tick', wish and wish.tick or job_tick, 'rank', rank, 'attempts', '0', 'losses', '0',
+    'retries', jobs[at + 4], 'retry_delay_ms', jobs[at + 5], 'env', env_digest, 'user', user)
+  if expires_ms < OFF and not (wish and wish.expires_at) then
+    expires(n, digits(now_ms + expires_ms))
+  end
+  if wish then
+    to = grant_wish(n, wish)
+    if wish.never then
+      never[#never + 1] = { n, wish.never }
+    end
+  end
+  if not wish or to == 'pending' then
+    local row = rows[shape]
+    row[#row + 1] = rank
+    row[#row + 1] = n
+  end
+  if group_of(shape) then
+    local joined = members[shape]
+    joined[#joined + 1] = n
+    joined[#joined + 1] = n
+  end
 end
 redis.call('MSET', unpack(specs))
+if user ~= '' then
+  redis.call('HINCRBY', named('unfinished'), user, total)
+end
+for shape, joined in pairs(members) do
+  if joined[1] then
+    join_group(group_of(shape), joined)
+  end
+end
 for shape, row in pairs(rows) do
-  ready_all(shape, row, listed[shape])
+  if row[1] then
+    ready_all(shape, row, listed[shape])
+  end
 end
 local n = digits(first)
 if total == 1 then
-  event('enqueue', n)
+  event('enqueue', n, 'from', '-', 'to', to, 'by', user)
 else
-  event('enqueue', n, 'count', digits(total))
+  event('enqueue', n, 'from', '-', 'to', to, 'by', user, 'count', digits(total))
+end
+for _, child in ipairs(never) do
+  redis.call('ZREM', named('blocked'), child[1])
+  over(child[1], 'cancelled', 'dependency_failed', child[2])
+  event('settle', child[1], 'from', 'blocked', 'to', 'cancelled', 'reason', 'dependency_failed')
+end
+local ends = #never > 0
+for _, wish in pairs(wishes) do
+  replace(wish)
+  ends = ends or wish.replaces
+end
+if ends then
+  settle(100)
 end
 answer(n .. ':' .. digits(born))
 return { 'ok', life, n, digits(born) }

@@ -1,10 +1,9 @@
 -- force_release: an operator takes a device from its run, which ends as lease_lost
 -- KEYS[1] running ZSET
 -- KEYS[2] granted HASH
--- KEYS[3] idle ZSET
--- KEYS[4] clock STRING
--- KEYS[5] instance STRING
--- KEYS[6] events STREAM
+-- KEYS[3] clock STRING
+-- KEYS[4] instance STRING
+-- KEYS[5] events STREAM
 -- ARGV[1] prefix
 -- ARGV[2] token of the request
 -- ARGV[3] device uuid

@@ -7,10 +7,10 @@
 -- ARGV[1] prefix
 -- ARGV[2] number
 -- ARGV[3] fence
--- INCLUDE _drains _clock _settings _job _guard _device
--- RETURNS {ok, instance, who asked to cancel or ''}, {taken, instance} when the device is another's by now,
--- RETURNS {stale | missing | settled word, instance}
-local word, devices, cancelled_by = guard('gpus', 'cancel_requested')
+-- INCLUDE _drains _clock _aging _settings _job _guard _device
+-- RETURNS {ok, instance, who asked to cancel or '', why it is to be given back or ''},
+-- RETURNS {taken, instance} when the device is another's by now, {stale | missing | settled word, instance}
+local word, devices, cancelled_by, release_requested = guard('gpus', 'cancel_requested', 'release_requested')
 if word then
   return { word, life }
 end
@@ -26,4 +26,4 @@ for name in string.gmatch(devices or '', '[^,]+') do
   redis.call('SET', lease_key(name), fence, 'PX', lease_ms)
 end
 redis.call('ZADD', running, digits(now_ms + ttl_ms + margin_ms), number)
-return { 'ok', life, cancelled_by or '' }
+return { 'ok', life, cancelled_by or '', release_requested or '' }

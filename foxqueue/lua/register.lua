@@ -5,12 +5,15 @@
 -- KEYS[4] clock STRING
 -- KEYS[5] instance STRING
 -- KEYS[6] settings HASH
+-- KEYS[7] boots HASH
 -- ARGV[1] worker
 -- ARGV[2] device uuid
 -- ARGV[3] sequence counts this worker's registers from 1
 -- ARGV[4] seen packed
 -- ARGV[5] candidate name of this namespace's life, if it has none
--- INCLUDE _drains _clock _settings _begin
+-- ARGV[6] host
+-- ARGV[7] boot id of the host, '' when unknown
+-- INCLUDE _drains _clock _aging _settings _begin
 -- RETURNS {ok, instance}, or {stale, instance} for a late copy, which changes nothing
 local SILENT_MS = 15000
 local standing = redis.call('HGET', gpus, device)
@@ -28,4 +31,7 @@ end
 begin_life(candidate)
 redis.call('HSET', gpus, device, worker .. ' ' .. sequence .. ' ' .. seen)
 redis.call('ZADD', workers, digits(now_ms), worker)
+if boot ~= '' then
+  redis.call('HSET', boots, host, boot)
+end
 return { 'ok', life }

@@ -1,39 +1,50 @@
--- release: running -> pending, failed, cancelled
+-- release: running -> pending, scheduled, failed, cancelled
 -- KEYS[1] running ZSET
 -- KEYS[2] granted HASH
--- KEYS[3] finished ZSET
--- KEYS[4] failed ZSET
--- KEYS[5] shapes HASH
--- KEYS[6] shapes_version STRING
--- KEYS[7] idle ZSET
--- KEYS[8] clock STRING
--- KEYS[9] settings HASH
--- KEYS[10] instance STRING
--- KEYS[11] events STREAM
+-- KEYS[3] clock STRING
+-- KEYS[4] settings HASH
+-- KEYS[5] instance STRING
+-- KEYS[6] events STREAM
 -- ARGV[1] prefix
 -- ARGV[2] number
 -- ARGV[3] fence
--- ARGV[4] detail why the worker gives it back
--- INCLUDE _clock _settings _event _job _guard _device _idle _ready _ended
+-- ARGV[4] reason shutdown, paused or later
+-- ARGV[5] detail why it is given back
+-- ARGV[6] delay_ms before it may start again, or '' for at once
+-- FOUND scheduled ZSET
+-- INCLUDE _clock _aging _event _job _group _guard _device _idle _ready _ended _parents _settle _history
 -- RETURNS {released | cancelled | failed | stale | missing | settled word, instance}
-local word, devices, cancelled_by, attempts, shape, rank =
-  guard('gpus', 'cancel_requested', 'attempts', 'shape', 'rank')
+local word, devices, cancelled_by, shape, attempts, rank, started, host, has_dependents =
+  guard('gpus', 'cancel_requested', 'shape', 'attempts', 'rank', 'started_at', 'host', 'dependents')
 if word then
   return { word, life }
 end
 local released = taken_away(number, fence, devices)
 word = cancelled_by and 'cancelled' or released and 'failed' or 'released'
-ended(number, fence, devices, word)
+ended(number, fence, devices, shape, word)
+remember(number, 'release', fence, attempts, started, host, devices, reason, '', detail)
+local to = word
 if cancelled_by then
   over(number, 'cancelled', 'cancelled_by_user', 'cancelled by ' .. cancelled_by)
 elseif released then
   over(number, 'failed', 'lease_lost', 'its device was taken from it by an operator')
 elseif not shape or not whole(rank) then
-  over(number, 'failed', 'bad_payload', 'its record in Redis cannot be read')
+  to = 'failed'
+  over(number, to, 'bad_payload', 'its record in Redis cannot be read')
 else
-  redis.call('HSET', job_key(number), 'state', 'pending', 'reason', 'shutdown', 'detail', detail,
+  to = delay_ms == '' and 'pending' or 'scheduled'
+  redis.call('HSET', job_key(number), 'state', to, 'reason', reason, 'detail', detail,
     'attempts', digits(math.max(count(attempts) - 1, 0)))
-  ready(number, shape, rank)
+  if to == 'pending' then
+    ready(number, shape, rank)
+  else
+    local due = digits(now_ms + tonumber(delay_ms))
+    redis.call('HSET', job_key(number), 'due_at', due)
+    redis.call('ZADD', named('scheduled'), due, number)
+  end
 end
-event('release', number, 'fence', fence)
+event('release', number, 'from', 'running', 'to', to, 'fence', fence, 'reason', reason)
+if has_dependents then
+  settle(100)
+end
 return { word, life }

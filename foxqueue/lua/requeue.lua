@@ -1,36 +1,40 @@
--- requeue: failed, cancelled -> pending
+-- requeue: failed, cancelled -> pending, blocked
 -- KEYS[1] running ZSET
--- KEYS[2] finished ZSET
--- KEYS[3] failed ZSET
--- KEYS[4] shapes HASH
--- KEYS[5] shapes_version STRING
--- KEYS[6] idle ZSET
--- KEYS[7] clock STRING
--- KEYS[8] settings HASH
--- KEYS[9] instance STRING
--- KEYS[10] events STREAM
+-- KEYS[2] granted HASH
+-- KEYS[3] finished ZSET
+-- KEYS[4] failed ZSET
+-- KEYS[5] clock STRING
+-- KEYS[6] settings HASH
+-- KEYS[7] instance STRING
+-- KEYS[8] events STREAM
 -- ARGV[1] prefix
 -- ARGV[2] token of the request
 -- ARGV[3] number
 -- ARGV[4] born of the job meant, or '' for whatever has the number
 -- ARGV[5] by who asks
+-- FOUND blocked ZSET, expiry ZSET, notices ZSET, unfinished HASH, unique HASH, unsettled ZSET
 -- FOUND job:<n> HASH, spec:<n> STRING, env:<digest> STRING, result:<n> STRING, value:<n> STRING
--- INCLUDE _drains _clock _settings _event _job _request _idle _ready
+-- INCLUDE _drains _clock _aging _settings _event _job _group _request _device _idle _ready _parents _capacity
 -- RETURNS {ok, instance}, {no, instance} for a job that is neither failed nor cancelled, {gone, instance} when its
 -- RETURNS environment is no longer kept, {unreadable, instance} when its record cannot be read,
--- RETURNS {missing, instance}, {stale, instance} the number is another job's
+-- RETURNS {missing, instance}, {stale, instance} the number is another job's,
+-- RETURNS {exists, instance, number} its unique key is another unfinished job's,
+-- RETURNS {never, instance, why} what it depends on can no longer be met,
+-- RETURNS {full, instance, queue | user, limit, current}
 local earlier = answered()
 if earlier then
-  return { earlier, life }
+  local word, more = string.match(earlier, '^(%l+):(.*)$')
+  return { word or earlier, life, more }
 end
-local job = read_job(number, 'state', 'born', 'shape', 'priority', 'env')
+local job = read_job(number, 'state', 'born', 'shape', 'priority', 'env', 'user', 'unique')
 if not job or not job[1] then
   return { answer('missing'), life }
 end
 if born ~= '' and job[2] ~= born then
   return { answer('stale'), life }
 end
-if job[1] ~= 'failed' and job[1] ~= 'cancelled' then
+local before = job[1]
+if before ~= 'failed' and before ~= 'cancelled' then
   return { answer('no'), life }
 end
 local spec = redis.pcall('STRLEN', prefix .. 'spec:' .. number)
@@ -40,17 +44,70 @@ end
 if job[5] and job[5] ~= '' and redis.call('EXISTS', prefix .. 'env:' .. job[5]) == 0 then
   return { answer('gone'), life }
 end
+local holder = job[7] and redis.call('HGET', named('unique'), job[7])
+if holder and holder ~= number then
+  local other = read_job(holder, 'state', 'unique')
+  if other and other[1] and not has_ended(other[1]) and other[2] == job[7] then
+    answer('exists:' .. holder)
+    return { 'exists', life, holder }
+  end
+end
+
+-- What it waited for is judged anew: a dependency that was met by a job that is gone stays met.
+local edges = {}
+local known = redis.call('HGETALL', prefix .. 'blocked_by:' .. number)
+for i = 1, #known, 2 do
+  local met, condition, parent_born = string.match(known[i + 1], '^(m?e?t?:?)(%l+):(%d*)$')
+  local parent = read_job(known[i], unpack(PARENT))
+  local meaning = 'never'
+  if parent and parent[1] and parent[2] == parent_born then
+    meaning = judged(parent, condition)
+  elseif met == 'met:' then
+    meaning = 'met'
+  end
+  if meaning == 'never' then
+    local why = why_never(known[i], parent and parent[2] == parent_born and parent)
+    answer('never:' .. why)
+    return { 'never', life, why }
+  end
+  edges[#edges + 1] = { known[i], condition, parent_born, meaning }
+end
+local full = too_many(job[6], 1)
+if full then
+  return full
+end
+
 -- It begins anew, at the end of its priority, with the identity that it had. What an old run may still say about
 -- itself goes by `settled` and the fence, which stay.
 local job_tick = tick()
 local rank = rank_of(job_tick, job[4])
 redis.call('ZREM', finished, number)
 redis.call('ZREM', failed, number)
+redis.call('ZREM', named('unsettled'), number)
+redis.call('ZREM', named('notices'), number)
+redis.call('ZREM', named('expiry'), number)
 redis.call('HSET', job_key(number), 'state', 'pending', 'reason', '', 'detail', '', 'tick', job_tick, 'rank', rank,
   'attempts', '0', 'losses', '0')
 redis.call('HDEL', job_key(number), 'cancel_requested', 'exit_code', 'due_at', 'started_at', 'finished_at', 'worker',
-  'host', 'gpus')
+  'host', 'gpus', 'held', 'expires_at', 'poison', 'boot', 'release_requested')
 redis.call('UNLINK', prefix .. 'result:' .. number, prefix .. 'value:' .. number)
-ready(number, job[3], rank)
-event('requeue', number, 'by', by)
+if job[6] then
+  redis.call('HINCRBY', named('unfinished'), job[6], 1)
+end
+if job[7] then
+  redis.call('HSET', named('unique'), job[7], number)
+end
+if redis.call('HEXISTS', job_key(number), 'notify') == 1 then
+  redis.call('HSET', job_key(number), 'notify', '0')
+end
+count_in_group(job[3], before, -1)
+local to = 'pending'
+if #edges > 0 and tie(number, edges) > 0 then
+  to = 'blocked'
+  redis.call('HSET', job_key(number), 'state', to)
+  redis.call('ZADD', named('blocked'), digits(now_ms), number)
+else
+  ready(number, job[3], rank)
+end
+event('requeue', number, 'from', before, 'to', to, 'by', by)
 return { answer('ok'), life }

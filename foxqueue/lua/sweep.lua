@@ -1,32 +1,34 @@
--- sweep: looks after what time brings: due jobs, overdue leases, dead workers' leftovers, ended jobs to be purged
+-- sweep: looks after what time brings: due jobs, overdue leases, what has expired, ended jobs to be purged
 -- KEYS[1] looked STRING
 -- KEYS[2] grace_until STRING
 -- KEYS[3] swept STRING
--- KEYS[4] running ZSET
--- KEYS[5] scheduled ZSET
--- KEYS[6] granted HASH
--- KEYS[7] finished ZSET
--- KEYS[8] failed ZSET
--- KEYS[9] shapes HASH
--- KEYS[10] shapes_version STRING
+-- KEYS[4] workers ZSET
+-- KEYS[5] claims HASH
+-- KEYS[6] running ZSET
+-- KEYS[7] granted HASH
+-- KEYS[8] finished ZSET
+-- KEYS[9] failed ZSET
+-- KEYS[10] scheduled ZSET
 -- KEYS[11] idle ZSET
--- KEYS[12] workers ZSET
--- KEYS[13] claims HASH
--- KEYS[14] clock STRING
--- KEYS[15] settings HASH
--- KEYS[16] instance STRING
--- KEYS[17] events STREAM
+-- KEYS[12] clock STRING
+-- KEYS[13] settings HASH
+-- KEYS[14] instance STRING
+-- KEYS[15] events STREAM
 -- ARGV[1] prefix
 -- ARGV[2] limit of jobs for each kind of work
--- INCLUDE _drains _clock _settings _limits _event _job _device _idle _ready _ended _lost _promote _reap
--- INCLUDE _purge
--- RETURNS {ok, instance, promoted, reaped, purged}, or {no, instance} when another swept within the last second
+-- FOUND notices ZSET
+-- INCLUDE _drains _clock _aging _settings _limits _event _job _group _device _idle _ready _ended _waiting _parents _settle
+-- INCLUDE _history _lost _promote _expire _reap _purge _dissolve
+-- RETURNS {ok, instance, promoted, reaped, purged, expired, settled, notices that are due}: a number that is the
+-- RETURNS limit means that there is more; or {no, instance} when another swept within the last second
+limit = tonumber(limit)
 local may_reap = look()
 local last = tonumber(redis.call('GET', swept) or '0') or 0
 local pause_ms = math.floor(math.min(1000, ttl_ms / 4))
 if now_ms - last < pause_ms and now_ms >= last then
   return { 'no', life }
 end
+local expired = expire(limit)
 local promoted = promote(limit)
 clamp(limit)
 local reaped = may_reap and reap(limit) or 0
@@ -36,7 +38,10 @@ for _, name in ipairs(redis.call('ZRANGEBYSCORE', workers, '-inf', digits(now_ms
   redis.call('ZREM', workers, name)
   redis.call('HDEL', claims, name)
 end
-local purged = purge(tonumber(limit))
--- With more to be purged than one sweep may, the next one need not wait.
-redis.call('SET', swept, digits(purged < tonumber(limit) and now_ms or now_ms - pause_ms))
-return { 'ok', life, digits(promoted), digits(reaped), digits(purged) }
+local settled = math.max(settle(limit), dissolve(limit))
+local purged = purge(limit)
+-- With more to be done than one sweep may, the next one need not wait.
+local most = math.max(promoted, reaped, purged, expired, settled)
+redis.call('SET', swept, digits(most < limit and now_ms or now_ms - pause_ms))
+return { 'ok', life, digits(promoted), digits(reaped), digits(purged), digits(expired), digits(settled),
+  digits(redis.call('ZCOUNT', named('notices'), '-inf', digits(now_ms))) }

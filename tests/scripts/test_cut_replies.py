@@ -10,7 +10,7 @@ from cutter import Cutter
 from queue_driver import Queue, Worker
 from servers import RealServer
 
-from foxqueue import broker as broker_module
+from foxqueue import sender as sender_module
 from foxqueue.broker import Claimed, Reply
 from foxqueue.codec import pack
 from foxqueue.errors import OutcomeUnknown, ServerUnavailable
@@ -72,7 +72,7 @@ def test_enqueue_without_a_word_in_time_is_one_job(queue: Queue, cut: Queue, cut
 def test_a_request_that_never_got_through_keeps_its_token(
     queue: Queue, cut: Queue, cutter: Cutter, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(broker_module, "RESEND_S", 0.1)
+    monkeypatch.setattr(sender_module, "RESEND_S", 0.1)
     cutter.lose(how, load("enqueue").sha, 1000)
     with pytest.raises(OutcomeUnknown) as caught:
         cut.enqueue()
@@ -157,7 +157,7 @@ def test_ends(queue: Queue, cut: Queue, cutter: Cutter, how: str, end: str) -> N
         "complete": (broker.complete_call(number, run.fence, pack({})), "succeeded"),
         "fail": (broker.fail_call(number, run.fence, "exit_code", "", 3, pack({}), None), "failed"),
         "retry": (broker.fail_call(number, run.fence, "exit_code", "", 3, pack({}), 0), "failed"),
-        "release": (broker.release_call(number, run.fence, ""), "released"),
+        "release": (broker.release_call(number, run.fence, "shutdown", ""), "released"),
         "lose": (broker.lose_call(number, run.fence), "lost"),
     }[end]
     cutter.lose(how, call.script.sha, 3)

@@ -87,7 +87,7 @@ def test_a_full_server_drains(queue: Queue) -> None:
         assert queue.complete(cancelled) == "cancelled"
         assert broker.cancel(jobs[-1], "", "me") == "cancelled"
         assert broker.cancel(retried.number, "", "me") == "cancelled"
-        assert queue.broker.sweep().rest == (b"0", b"1", b"0")
+        assert queue.broker.sweep().rest[:3] == (b"0", b"1", b"0")
         while (reply := worker.ask()).word == "ok":
             number = int(reply.rest[0])
             broker.send(broker.complete_call(number, reply.rest[1].decode(), b"x"))
@@ -103,7 +103,7 @@ def test_a_full_server_promotes_and_wakes(queue: Queue) -> None:
     queue.broker.redis.zadd(queue.broker.keys.scheduled, {str(number): 1})
     queue.been_looking()
     with full(queue):
-        assert queue.broker.sweep().rest == (b"1", b"0", b"0")
+        assert queue.broker.sweep().rest[:3] == (b"1", b"0", b"0")
         assert worker.tokens() == ["g1"]
         assert worker.claim().number == number
 

@@ -142,7 +142,7 @@ def test_every_reply_about_a_run_carries_the_instance(queue: Queue) -> None:
         queue.broker.log_call(run.number, run.fence, 0, 0, b""),
         queue.broker.complete_call(run.number, run.fence, pack({})),
         queue.broker.fail_call(run.number, run.fence, "signal", "", None, pack({}), None),
-        queue.broker.release_call(run.number, run.fence, ""),
+        queue.broker.release_call(run.number, run.fence, "shutdown", ""),
         queue.broker.lose_call(run.number, run.fence),
         queue.broker.sweep_call(),
         queue.broker.register_call("w1", DEVICE, 1, b""),

@@ -55,6 +55,6 @@ def _end(queue: Queue, run: Claimed, end: str) -> Call:
     return {
         "complete": broker.complete_call(run.number, run.fence, record),
         "fail": broker.fail_call(run.number, run.fence, "exit_code", "", 1, record, None),
-        "release": broker.release_call(run.number, run.fence, ""),
+        "release": broker.release_call(run.number, run.fence, "shutdown", ""),
         "lose": broker.lose_call(run.number, run.fence),
     }[end]

@@ -30,7 +30,9 @@ def enqueue_call(queue: Queue, token: str, candidate: str = "aa") -> Call:
         candidate=candidate,
         env_digest="d",
         env=pack({}),
-        jobs=["job", "g1", 5, 0, 1000, pack({"v": 1})],
+        user="ann",
+        sweep="",
+        jobs=["job", "g1", 5, 0, 1000, pack({"v": 1}), ""],
     )
 
 
@@ -146,7 +148,7 @@ ENDS: dict[str, Callable[[Queue, Claimed], Call]] = {
     "fail": lambda q, run: q.broker.fail_call(run.number, run.fence, "exit_code", "", 3, pack({}), None),
     "retry": lambda q, run: q.broker.fail_call(run.number, run.fence, "exit_code", "", 3, pack({}), 60_000),
     "retry at once": lambda q, run: q.broker.fail_call(run.number, run.fence, "signal", "", None, pack({}), 0),
-    "release": lambda q, run: q.broker.release_call(run.number, run.fence, "worker stops"),
+    "release": lambda q, run: q.broker.release_call(run.number, run.fence, "shutdown", "worker stops"),
     "lose": lambda q, run: q.broker.lose_call(run.number, run.fence),
 }
 WORDS = {
@@ -262,7 +264,7 @@ def test_a_second_request_to_cancel_a_running_job_changes_nothing(queue: Queue) 
     events = [entry[1][b"event"] for entry in queue.broker.redis.xrange(queue.broker.keys.events)]
     assert events.count(b"cancel") == 1
     reply = queue.broker.send(queue.broker.heartbeat_call(run.number, run.fence))[0]
-    assert (reply.word, reply.rest) == ("ok", (b"me",))
+    assert (reply.word, reply.rest) == ("ok", (b"me", b""))
 
 
 def test_register_twice(queue: Queue) -> None:

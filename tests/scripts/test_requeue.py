@@ -19,7 +19,7 @@ def test_a_failed_job_waits_again_as_if_it_were_new(queue: Queue) -> None:
     run = failed(queue)
     other = queue.enqueue("later")
     before = queue.job(run.number)
-    assert queue.broker.requeue(run.number, run.born, "me") == "ok"
+    assert queue.broker.requeue(run.number, run.born, "me").word == "ok"
     job = queue.job(run.number)
     assert (job["state"], job["attempts"], job["losses"], job["reason"]) == ("pending", "0", "0", "")
     assert job["born"] == before["born"] and int(job["tick"]) > int(before["tick"])
@@ -36,7 +36,7 @@ def test_a_cancelled_job_waits_again_and_the_wish_is_forgotten(queue: Queue) -> 
     queue.send(queue.broker.complete_call(run.number, run.fence, pack({}), b"v"))
     assert queue.job(run.number)["state"] == "cancelled"
     assert queue.broker.redis.get(queue.broker.keys.value(run.number)) is None, "a cancelled run has no value"
-    assert queue.broker.requeue(run.number, run.born, "me") == "ok"
+    assert queue.broker.requeue(run.number, run.born, "me").word == "ok"
     again = queue.worker("w2", "GPU-2").claim()
     assert again.number == run.number and again.attempt == 1
     assert queue.complete(again) == "succeeded"
@@ -54,13 +54,13 @@ def test_what_an_old_run_still_says_is_not_taken_for_the_new_one(queue: Queue) -
 
 def test_only_failed_and_cancelled_jobs(queue: Queue) -> None:
     number = queue.enqueue()
-    assert queue.broker.requeue(number, "", "me") == "no"
+    assert queue.broker.requeue(number, "", "me").word == "no"
     run = queue.worker().claim()
-    assert queue.broker.requeue(number, "", "me") == "no"
+    assert queue.broker.requeue(number, "", "me").word == "no"
     queue.complete(run)
-    assert queue.broker.requeue(number, "", "me") == "no"
-    assert queue.broker.requeue(99, "", "me") == "missing"
-    assert queue.broker.requeue(number, "1", "me") == "stale"
+    assert queue.broker.requeue(number, "", "me").word == "no"
+    assert queue.broker.requeue(99, "", "me").word == "missing"
+    assert queue.broker.requeue(number, "1", "me").word == "stale"
 
 
 def test_a_job_that_could_not_run_is_refused_at_once(queue: Queue) -> None:
@@ -69,11 +69,11 @@ def test_a_job_that_could_not_run_is_refused_at_once(queue: Queue) -> None:
     before = queue.snapshot()
     digest = queue.job(run.number)["env"]
     packed = redis.getdel(keys.env(digest))
-    assert queue.broker.requeue(run.number, "", "me") == "gone"
+    assert queue.broker.requeue(run.number, "", "me").word == "gone"
     redis.set(keys.env(digest), packed, px=10_000_000)
     assert queue.job(run.number)["state"] == "failed"
     spec = redis.getdel(keys.spec(run.number))
-    assert queue.broker.requeue(run.number, "", "me") == "unreadable"
+    assert queue.broker.requeue(run.number, "", "me").word == "unreadable"
     redis.set(keys.spec(run.number), spec)
     changed = {name for name, value in queue.snapshot().items() if before.get(name) != value}
     assert all(b"requests:" in name for name in changed), changed
@@ -97,7 +97,7 @@ def test_requeue_wakes_and_is_told(queue: Queue) -> None:
     queue.broker.requeue(run.number, "", "someone")
     assert worker.tokens() == ["g1"]
     entries = queue.broker.redis.xrevrange(queue.broker.keys.events, count=1)
-    assert entries[0][1] == {b"event": b"requeue", b"job": b"1", b"by": b"someone"}
+    assert entries[0][1].items() >= {b"event": b"requeue", b"job": b"1", b"by": b"someone"}.items()
 
 
 def test_losses_begin_anew(queue: Queue) -> None:
@@ -105,7 +105,7 @@ def test_losses_begin_anew(queue: Queue) -> None:
     for _ in range(3):
         queue.lose(queue.worker(f"w{_}", f"GPU-{_}").claim())
     assert queue.job(1)["reason"] == "poison"
-    assert queue.broker.requeue(1, "", "me") == "ok"
+    assert queue.broker.requeue(1, "", "me").word == "ok"
     queue.lose(queue.worker("w9", "GPU-9").claim())
     assert queue.job(1)["state"] == "pending"
 

@@ -123,7 +123,7 @@ def test_late_calls_about_a_purged_job_leave_nothing(queue: Queue) -> None:
         broker.fail_call(run.number, run.fence, "exit_code", "", 1, pack({}), None),
         broker.log_call(run.number, run.fence, 100, 0, b"x"),
         broker.heartbeat_call(run.number, run.fence),
-        broker.release_call(run.number, run.fence, ""),
+        broker.release_call(run.number, run.fence, "shutdown", ""),
         broker.lose_call(run.number, run.fence),
     ]
     queue.complete(run)
@@ -132,6 +132,6 @@ def test_late_calls_about_a_purged_job_leave_nothing(queue: Queue) -> None:
     purged(queue)
     before = queue.snapshot()
     assert {broker.send(call)[0].word for call in late} == {"missing"}
-    assert broker.cancel(run.number, run.born, "me") == broker.requeue(run.number, run.born, "me") == "missing"
+    assert broker.cancel(run.number, run.born, "me") == broker.requeue(run.number, run.born, "me").word == "missing"
     after = queue.snapshot()
     assert all(b"requests:" in key for key in after if before.get(key) != after[key])

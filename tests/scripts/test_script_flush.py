@@ -52,7 +52,7 @@ def test_between_any_two_operations(queue: Queue) -> None:
     run = forgetting(worker.claim)
     assert forgetting(lambda: queue.send(queue.broker.register_call("w1", "GPU-1", 1, b""))) == "ok"
     queue.overdue(number)
-    assert forgetting(queue.reap).rest == (b"0", b"1", b"0")
+    assert forgetting(queue.reap).rest[:3] == (b"0", b"1", b"0")
     run = forgetting(worker.claim)
     assert forgetting(lambda: queue.broker.cancel(number, "", "me")) == "ok"
     assert forgetting(lambda: queue.complete(run)) == "cancelled"

@@ -1,0 +1,50 @@
+-- NEEDS prefix
+-- FOUND blocked_by:<n> HASH parent -> `<condition>:<born>` or `met:<condition>:<born>`
+-- FOUND dependents:<n> ZSET child -> its number
+-- Whether the end of a parent is what a child waited for.
+local function meets(condition, state)
+  if condition == 'ended' then
+    return true
+  end
+  return state == condition or (condition == 'any' and state ~= 'cancelled')
+end
+
+-- Why a job's dependency can no longer be met, for people.
+-- parent: state, born, reason, detail
+local PARENT = { 'state', 'born', 'reason', 'detail' }
+local function why_never(n, parent)
+  if not parent or not parent[1] then
+    return 'job ' .. n .. ' is gone'
+  end
+  local reason = parent[3] or ''
+  if reason == 'dependency_failed' then
+    reason = reason .. ': ' .. string.sub(parent[4] or '', 1, 150)
+  end
+  return 'job ' .. n .. ' ' .. parent[1] .. (reason ~= '' and ' (' .. reason .. ')' or '')
+end
+
+-- What a parent means for a child now: `open`, `met` or `never`.
+local function judged(parent, condition)
+  if not has_ended(parent[1]) then
+    return 'open'
+  end
+  return meets(condition, parent[1]) and 'met' or 'never'
+end
+
+-- Write down what a job waits for. edges: parent, condition, its born, what it means now.
+local function tie(n, edges)
+  local open = 0
+  for _, edge in ipairs(edges) do
+    local text = edge[2] .. ':' .. edge[3]
+    if edge[4] == 'met' then
+      text = 'met:' .. text
+    elseif edge[4] == 'open' then
+      open = open + 1
+    end
+    redis.call('HSET', prefix .. 'blocked_by:' .. n, edge[1], text)
+    redis.call('ZADD', prefix .. 'dependents:' .. edge[1], n, n)
+    redis.call('HSETNX', job_key(edge[1]), 'dependents', '1')
+  end
+  redis.call('HSET', job_key(n), 'parents', digits(open))
+  return open
+end

@@ -1,0 +1,73 @@
+-- settle: blocked -> pending, scheduled, cancelled
+-- NEEDS prefix
+-- FOUND blocked ZSET, scheduled ZSET, unsettled ZSET
+-- Nothing holds a blocked job back any more. Its tick is new when it comes from its parents.
+local function unblock(n, anew)
+  redis.call('ZREM', named('blocked'), n)
+  local job = read_job(n, 'shape', 'priority', 'due_at', 'tick')
+  if not job or not job[1] or not whole(job[2]) or not whole(job[4]) then
+    put_aside(n)
+    return 'failed'
+  end
+  local due = whole(job[3]) and tonumber(job[3]) > now_ms and tonumber(job[3])
+  local job_tick = job[4]
+  if anew then
+    job_tick = due and digits(due * 1000) or tick()
+  end
+  local rank, state = rank_of(job_tick, job[2]), due and 'scheduled' or 'pending'
+  redis.call('HSET', job_key(n), 'state', state, 'tick', job_tick, 'rank', rank)
+  if due then
+    redis.call('ZADD', named('scheduled'), digits(due), n)
+  else
+    ready(n, job[1], rank)
+  end
+  return state
+end
+
+local function tell(child, n, parent)
+  local edges = prefix .. 'blocked_by:' .. child
+  local edge = redis.call('HGET', edges, n)
+  local condition, parent_born = string.match(edge or '', '^(%l+):(%d*)$')
+  local job = condition and read_job(child, 'state', 'held')
+  if not job or job[1] ~= 'blocked' then
+    return
+  end
+  if parent_born == parent[2] and meets(condition, parent[1]) then
+    redis.call('HSET', edges, n, 'met:' .. edge)
+    if redis.call('HINCRBY', job_key(child), 'parents', -1) <= 0 and not job[2] then
+      event('settle', child, 'from', 'blocked', 'to', unblock(child, true), 'parent', n)
+    end
+    return
+  end
+  redis.call('ZREM', named('blocked'), child)
+  over(child, 'cancelled', 'dependency_failed', why_never(n, parent))
+  event('settle', child, 'from', 'blocked', 'to', 'cancelled', 'reason', 'dependency_failed', 'parent', n)
+end
+
+-- Dependents of ended jobs hear of it, at most so many; the sweep goes on with the rest.
+local function settle(limit)
+  local told = 0
+  while told < limit do
+    local first = redis.call('ZRANGE', named('unsettled'), 0, 0, 'WITHSCORES')
+    local n = first[1]
+    if not n then
+      break
+    end
+    local parent = read_job(n, unpack(PARENT))
+    local children = {}
+    if parent and has_ended(parent[1]) then
+      children = redis.call('ZRANGEBYSCORE', prefix .. 'dependents:' .. n, '(' .. first[2], '+inf', 'LIMIT', 0,
+        limit - told)
+    end
+    if #children < limit - told then
+      redis.call('ZREM', named('unsettled'), n) -- all are told, or it waits or runs again
+    else
+      redis.call('ZADD', named('unsettled'), children[#children], n)
+    end
+    for _, child in ipairs(children) do
+      tell(child, n, parent)
+    end
+    told = told + math.max(#children, 1)
+  end
+  return told
+end
