@@ -11,7 +11,9 @@ Header lines of a script, in ``foxqueue/lua/<verb>.lua``::
     -- RETURNS …
 
 The loader puts ``local running, … = KEYS[1], …`` in front, so the body speaks in names and an index can
-never be off. Fragments (``_name.lua``) say with ``-- NEEDS name …`` which names must be there before them.
+never be off. Fragments (``_name.lua``) say with ``-- NEEDS name …`` which names must be there before them. Lua makes
+every function of a script anew in each run, which takes as long as a command: so what few runs need stands where
+they need it, at a line ``-- HERE _name …`` in the body.
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ from foxqueue.keys import Keys
 Value = str | bytes | int
 
 _SLOT = re.compile(r"-- (KEYS|ARGV)\[(\d+)(\.\.)?\] (\w+)")
+_HERE = re.compile(r"^ *-- HERE (.*)\n", re.MULTILINE)
 _LINE = re.compile(r"-- (INCLUDE|NEEDS|RETURNS|FOUND) (.*)")
 
 
@@ -99,7 +102,11 @@ def load(name: str) -> Script:
     declared = [*slots["KEYS"], *slots["ARGV"], *([rest] if rest else [])]
     if len(set(declared)) != len(declared):
         raise ValueError(f"{name}.lua: a name stands twice in the header")
-    fragments = _fragments(name, declared, words["INCLUDE"])
+    known = set(declared)
+    fragments = _fragments(name, known, words["INCLUDE"])
+    later = [fragment for match in _HERE.finditer(text) for fragment in match[1].split()]
+    known |= _locals(text)
+    text = _HERE.sub(lambda match: _fragments(name, known, match[1].split()), text)
     full = _preamble(slots["KEYS"], slots["ARGV"], rest) + fragments + text
     sha = hashlib.sha1(full.encode(), usedforsecurity=False).hexdigest()
     return Script(
@@ -108,7 +115,7 @@ def load(name: str) -> Script:
         tuple(slots["KEYS"]),
         tuple(slots["ARGV"]),
         rest,
-        tuple(words["INCLUDE"]),
+        (*words["INCLUDE"], *later),
         " ".join(words["RETURNS"]),
         full,
         sha,
@@ -136,16 +143,21 @@ def _preamble(keys: Sequence[str], arguments: Sequence[str], rest: str | None) -
     return "".join(lines)
 
 
-def _fragments(name: str, declared: Sequence[str], includes: Sequence[str]) -> str:
-    texts, known = [], set(declared)
+def _fragments(name: str, known: set[str], includes: Iterable[str]) -> str:
+    """The fragments' text; their own names become known."""
+    texts = []
     for fragment in includes:
         text = source(fragment)
         missing = set(_words(_header(text))["NEEDS"]) - known
         if missing:
             raise ValueError(f"{name}.lua: {fragment} needs {', '.join(sorted(missing))}")
-        known |= set(re.findall(r"^local (?:function )?(\w+)", text, re.MULTILINE))
+        known |= _locals(text)
         texts.append(text)
     return "".join(texts)
+
+
+def _locals(text: str) -> set[str]:
+    return set(re.findall(r"^ *local (?:function )?(\w+)", text, re.MULTILINE))
 
 
 @dataclass(frozen=True)

@@ -29,12 +29,32 @@ local function over_fields(state, reason, detail)
   return 'state', state, 'reason', reason, 'detail', detail, 'finished_at', digits(now_ms)
 end
 
+-- So many failures in a row, for one reason, and the group is paused.
+local function note_streak(group, state, reason)
+  local key = group_key(group)
+  local found = redis.call('HMGET', key, 'max_fails', 'streak', 'streak_reason', 'paused')
+  if not found[1] then
+    return
+  end
+  if state == 'succeeded' then
+    redis.call('HDEL', key, 'streak', 'streak_reason')
+  elseif state == 'failed' then
+    local streak = found[3] == reason and count(found[2]) + 1 or 1
+    redis.call('HSET', key, 'streak', digits(streak), 'streak_reason', reason)
+    if streak >= count(found[1]) and not found[4] then
+      local why = digits(streak) .. ' failures in a row (' .. reason .. ')'
+      redis.call('HSET', key, 'paused', 'foxqueue: ' .. why)
+      event('pause', '', 'scope', '@' .. group, 'by', 'foxqueue', 'reason', why)
+    end
+  end
+end
+
 -- What an end has to do with, in this order.
 local LEAVING = { 'user', 'shape', 'dependents', 'notify', 'expires_at' }
 
 local function lay_down(n, state, reason, owner, shape_name, has_dependents, notify, expires_at)
   redis.call('ZADD', state == 'failed' and named('failed') or named('finished'), digits(now_ms), n)
-  if owner and redis.call('HINCRBY', named('unfinished'), owner, -1) <= 0 then
+  if owner and owner ~= '' and redis.call('HINCRBY', named('unfinished'), owner, -1) <= 0 then
     redis.call('HDEL', named('unfinished'), owner)
   end
   local group = group_of(shape_name)

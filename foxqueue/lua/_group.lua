@@ -27,23 +27,3 @@ local function count_in_group(shape_name, name, how_many)
     redis.call('HINCRBY', group_key(group), name, how_many)
   end
 end
-
--- So many failures in a row, for one reason, and the group is paused.
-local function note_streak(group, state, reason)
-  local key = group_key(group)
-  local found = redis.call('HMGET', key, 'max_fails', 'streak', 'streak_reason', 'paused')
-  if not found[1] then
-    return
-  end
-  if state == 'succeeded' then
-    redis.call('HDEL', key, 'streak', 'streak_reason')
-  elseif state == 'failed' then
-    local streak = found[3] == reason and count(found[2]) + 1 or 1
-    redis.call('HSET', key, 'streak', digits(streak), 'streak_reason', reason)
-    if streak >= count(found[1]) and not found[4] then
-      local why = digits(streak) .. ' failures in a row (' .. reason .. ')'
-      redis.call('HSET', key, 'paused', 'foxqueue: ' .. why)
-      event('pause', '', 'scope', '@' .. group, 'by', 'foxqueue', 'reason', why)
-    end
-  end
-end

@@ -10,7 +10,7 @@ local function promote(limit)
     if job and job[1] == 'scheduled' and job[2] and tonumber(job[3]) then
       redis.call('HSET', job_key(n), 'state', 'pending')
       ready(n, job[2], job[3])
-      event('promote', n, 'from', 'scheduled', 'to', 'pending')
+      event('promote', n)
     else
       put_aside(n)
     end

@@ -25,13 +25,3 @@ end
 local function ready(n, shape_name, rank)
   ready_all(shape_name, { rank, n }, false)
 end
-
--- Wake whoever may take jobs of a group that may start again.
-local function wake_for_group(group)
-  for _, shape_name in ipairs(redis.call('HKEYS', named('shapes'))) do
-    if group_of(shape_name) == group then
-      local waiting = redis.call('ZCARD', prefix .. 'pending:' .. shape_name)
-      wake(shape_name, math.min(waiting, 100))
-    end
-  end
-end

@@ -10,15 +10,14 @@
 -- ARGV[3] number
 -- ARGV[4] born of the job meant, or '' for whatever has the number
 -- ARGV[5] by who asks
--- INCLUDE _drains _clock _aging _event _job _group _request _device _idle _ready _ended _waiting _parents _settle
--- INCLUDE _cancel
+-- INCLUDE _drains _clock _event _job _group _request _device _idle _ended _waiting _cancel
 -- RETURNS {cancelled, instance} ended now or before, {ok, instance} running and asked to stop,
 -- RETURNS {succeeded | failed, instance} had ended, {missing, instance}, {stale, instance} the number is another job's
 local earlier = answered()
 if earlier then
   return { earlier, life }
 end
-local job = read_job(number, 'state', 'shape', 'worker', 'born')
+local job = read_job(number, 'state', 'shape', 'worker', 'born', 'dependents')
 if not job or not job[1] then
   return { answer('missing'), life }
 end
@@ -26,5 +25,8 @@ if born ~= '' and job[4] ~= born then
   return { answer('stale'), life }
 end
 local word = cancel_one(number, job, by)
-settle(100)
+if job[5] then
+  -- HERE _aging _ready _parents _settle
+  settle(100)
+end
 return { answer(word), life }

@@ -23,8 +23,7 @@
 -- ARGV[10..] fitting shapes that the device can take now
 -- FOUND expiry ZSET
 -- FOUND job:<n> HASH, spec:<n> STRING
--- INCLUDE _drains _clock _aging _settings _event _job _group _device _idle _ready _ended _waiting _parents _settle _promote
--- INCLUDE _expire
+-- INCLUDE _drains _clock _aging _settings _event _job _group _device _idle
 -- RETURNS {ok, instance, number, fence, born, attempts, losses, retry_delay_ms, env digest, spec},
 -- RETURNS {empty, instance, ms until the next scheduled job is due or ''}, {taken | stale, instance},
 -- RETURNS {newer, instance} when the data are of a newer schema
@@ -55,7 +54,16 @@ end
 if schema > tonumber(SCHEMA) then
   return { 'newer', life } -- another version has changed the data since this worker began
 end
-promote(20)
+local function rarely()
+  -- HERE _ready _ended _waiting _parents _settle _promote _expire
+  return { promote = promote, put_aside = put_aside, expire_one = expire_one, settle = settle }
+end
+
+local due = redis.call('ZRANGE', scheduled, 0, 0, 'WITHSCORES')[2]
+if due and tonumber(due) <= now_ms then
+  rarely().promote(20)
+  due = redis.call('ZRANGE', scheduled, 0, 0, 'WITHSCORES')[2]
+end
 
 local wake_key = prefix .. 'wake:' .. worker
 local stood = redis.call('ZREM', idle, worker) -- under no shape, perhaps
@@ -92,7 +100,6 @@ local function stand_idle(names)
 end
 
 local function empty()
-  local due = redis.call('ZRANGE', scheduled, 0, 0, 'WITHSCORES')[2]
   return { 'empty', life, due and digits(math.max(tonumber(due) - now_ms, 0)) or '' }
 end
 
@@ -145,16 +152,16 @@ for _ = 1, 20 do
   job, spec = readable(n, shape)
   if not job then
     redis.call('ZREM', prefix .. 'pending:' .. shape, n)
-    put_aside(n)
+    rarely().put_aside(n)
   elseif whole(job[12]) and tonumber(job[12]) <= now_ms then
-    expire_one(n, 'pending', shape)
+    rarely().expire_one(n, 'pending', shape)
   else
     break
   end
   n, ends = nil, true
 end
 if ends then
-  settle(20)
+  rarely().settle(20)
 end
 
 if not n then
@@ -177,6 +184,6 @@ if job[12] or job[13] then
 end
 count_in_group(shape, 'running', 1)
 redis.call('ZADD', running, digits(now_ms + lease_ms), n)
-event('claim', n, 'from', 'pending', 'to', 'running', 'worker', worker, 'device', device, 'fence', fence)
+event('claim', n, 'worker', worker, 'device', device, 'fence', fence)
 answered_with(n)
 return granted_reply(n, fence, job, attempts, spec)

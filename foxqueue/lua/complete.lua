@@ -12,7 +12,7 @@
 -- ARGV[3] fence
 -- ARGV[4] outcome packed
 -- ARGV[5] returned packed, '' for none
--- INCLUDE _clock _aging _event _job _group _guard _device _idle _ready _ended _parents _settle
+-- INCLUDE _clock _event _job _group _guard _device _idle _ended
 -- RETURNS {succeeded | cancelled | stale | missing | settled word, instance}
 local word, devices, cancelled_by, shape, owner, has_dependents, notify =
   guard('gpus', 'cancel_requested', 'shape', 'user', 'dependents', 'notify')
@@ -30,8 +30,9 @@ if word == 'succeeded' and returned ~= '' then
 end
 redis.call('SET', result, outcome)
 lay_down(number, word, reason, owner, shape, has_dependents, notify)
-event('complete', number, 'from', 'running', 'to', word, 'fence', fence)
+event('complete', number, 'to', word, 'fence', fence)
 if has_dependents then
+  -- HERE _aging _ready _parents _settle
   settle(100)
 end
 return { word, life }

@@ -18,8 +18,7 @@
 -- ARGV[8..] jobs seven words each: name, shape with its group, priority 0-9, retries, retry delay in ms, spec packed, more
 -- FOUND blocked ZSET, unfinished HASH
 -- FOUND job:<n> HASH, spec:<n> STRING, members:<group> ZSET job -> its number
--- INCLUDE _clock _aging _settings _begin _event _job _group _request _device _idle _ready _ended _waiting _parents _settle
--- INCLUDE _cancel _capacity _wishes
+-- INCLUDE _clock _aging _settings _begin _event _job _group _request _idle _ready
 -- RETURNS {ok, instance, first number, its born}: the jobs have numbers and ticks in a row; {full, instance, shapes |
 -- RETURNS queue | user, limit, current}, {missing, instance} when the environment is not kept: send it;
 -- RETURNS {newer, instance} when the data are of a newer schema,
@@ -44,6 +43,20 @@ local DAY_MS = 86400000
 local ENV_MS = 90 * DAY_MS -- an environment is kept so long from its last use; written down once a day
 local WORDS = 7
 local fresh, rows, listed, members, wishes, replaced = 0, {}, {}, {}, {}, 0
+
+-- What has no group, no wishes and no limits does without all this.
+local limited = max_unfinished < OFF or max_unfinished_user < OFF
+local special = limited or expires_ms < OFF
+for i = 2, #jobs, WORDS do
+  special = special or jobs[i + 5] ~= '' or group_of(jobs[i])
+end
+local rare
+if special then
+  -- HERE _device _ended _waiting _parents _settle _cancel _capacity _wishes
+  rare = { too_many = too_many, judge_wish = judge_wish, grant_wish = grant_wish, expires = expires,
+    join_group = join_group, over = over, replace = replace, settle = settle }
+end
+
 for i = 2, #jobs, WORDS do
   local shape, more = jobs[i], jobs[i + 5]
   if not rows[shape] then
@@ -59,7 +72,7 @@ for i = 2, #jobs, WORDS do
     end
   end
   if more ~= '' then
-    local wish, refusal = judge_wish(more)
+    local wish, refusal = rare.judge_wish(more)
     if refusal then
       return refusal
     end
@@ -68,7 +81,7 @@ for i = 2, #jobs, WORDS do
   end
 end
 local total = #jobs / WORDS
-local full = too_many(user, total - replaced)
+local full = limited and rare.too_many(user, total - replaced)
 if full then
   return full
 end
@@ -106,10 +119,10 @@ for i = 0, total - 1 do
     'born', job_tick, 'tick', wish and wish.tick or job_tick, 'rank', rank, 'attempts', '0', 'losses', '0',
     'retries', jobs[at + 4], 'retry_delay_ms', jobs[at + 5], 'env', env_digest, 'user', user)
   if expires_ms < OFF and not (wish and wish.expires_at) then
-    expires(n, digits(now_ms + expires_ms))
+    rare.expires(n, digits(now_ms + expires_ms))
   end
   if wish then
-    to = grant_wish(n, wish)
+    to = rare.grant_wish(n, wish)
     if wish.never then
       never[#never + 1] = { n, wish.never }
     end
@@ -131,7 +144,7 @@ if user ~= '' then
 end
 for shape, joined in pairs(members) do
   if joined[1] then
-    join_group(group_of(shape), joined)
+    rare.join_group(group_of(shape), joined)
   end
 end
 for shape, row in pairs(rows) do
@@ -140,23 +153,23 @@ for shape, row in pairs(rows) do
   end
 end
 local n = digits(first)
-if total == 1 then
-  event('enqueue', n, 'from', '-', 'to', to, 'by', user)
+if total == 1 and to == 'pending' then
+  event('enqueue', n, 'by', user)
 else
-  event('enqueue', n, 'from', '-', 'to', to, 'by', user, 'count', digits(total))
+  event('enqueue', n, 'by', user, 'to', to, 'count', digits(total))
 end
 for _, child in ipairs(never) do
   redis.call('ZREM', named('blocked'), child[1])
-  over(child[1], 'cancelled', 'dependency_failed', child[2])
+  rare.over(child[1], 'cancelled', 'dependency_failed', child[2])
   event('settle', child[1], 'from', 'blocked', 'to', 'cancelled', 'reason', 'dependency_failed')
 end
 local ends = #never > 0
 for _, wish in pairs(wishes) do
-  replace(wish)
+  rare.replace(wish)
   ends = ends or wish.replaces
 end
 if ends then
-  settle(100)
+  rare.settle(100)
 end
 answer(n .. ':' .. digits(born))
 return { 'ok', life, n, digits(born) }

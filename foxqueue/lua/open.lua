@@ -14,7 +14,7 @@
 -- ARGV[8] by who asks
 -- FOUND filling ZSET
 -- FOUND group:<group> HASH, pending:<shape>@<group> ZSET
--- INCLUDE _drains _clock _aging _event _job _group _request _idle _ready
+-- INCLUDE _drains _clock _aging _event _job _group _request _idle _ready _wake_group
 -- RETURNS {ok, instance}, {no, instance} when it is not being filled under this id, or not all jobs are in it
 local earlier = answered()
 if earlier then

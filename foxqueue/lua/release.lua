@@ -12,7 +12,7 @@
 -- ARGV[5] detail why it is given back
 -- ARGV[6] delay_ms before it may start again, or '' for at once
 -- FOUND scheduled ZSET
--- INCLUDE _clock _aging _event _job _group _guard _device _idle _ready _ended _parents _settle _history
+-- INCLUDE _clock _event _job _group _guard _device _idle _aging _ready _ended _history
 -- RETURNS {released | cancelled | failed | stale | missing | settled word, instance}
 local word, devices, cancelled_by, shape, attempts, rank, started, host, has_dependents =
   guard('gpus', 'cancel_requested', 'shape', 'attempts', 'rank', 'started_at', 'host', 'dependents')
@@ -45,6 +45,7 @@ else
 end
 event('release', number, 'from', 'running', 'to', to, 'fence', fence, 'reason', reason)
 if has_dependents then
+  -- HERE _parents _settle
   settle(100)
 end
 return { word, life }

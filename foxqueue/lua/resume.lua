@@ -11,7 +11,7 @@
 -- ARGV[3] scope *, @group or a device's uuid
 -- ARGV[4] by who asks
 -- FOUND group:<group> HASH
--- INCLUDE _drains _clock _aging _event _job _group _request _idle _ready
+-- INCLUDE _drains _clock _aging _event _job _group _request _idle _ready _wake_group
 -- RETURNS {ok, instance}, {no, instance} it was not paused, {missing, instance} there is no such group or device
 local earlier = answered()
 if earlier then
