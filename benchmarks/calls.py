@@ -24,12 +24,13 @@ def calls(server: BenchServer, scale: Scale) -> Iterator[Figure]:
         driver.learn_shapes()
         sha: Any = redis.script_load(EMPTY)
         nothing = empty_call()
-        waking = Driver(server.broker("waking"))
+        waking, waiting = Driver(server.broker("waking")), Driver(server.broker("waiting"))
         _stand(waking)
         operations = [
             Operation("empty", lambda: redis.evalsha(sha, 0)),
             Operation("empty, our connection", lambda: driver.broker.send(nothing)),
             Operation("enqueue by script", driver.enqueue),
+            Operation("enqueue with three dependencies", waiting.enqueue_dependent),
             Operation("submit by client", lambda: fox.submit(COMMAND), before=lambda _: driver.serve()),
             Operation("call by client", lambda: fox.enqueue(FUNCTION, (1, 0.5)), before=lambda _: driver.serve()),
             Operation("enqueue, waking one", waking.enqueue, after=lambda: _take(waking), share=0.5),
@@ -46,8 +47,11 @@ def calls(server: BenchServer, scale: Scale) -> Iterator[Figure]:
         for name, timed in strictly.items():
             if name != "empty":
                 yield Figure("calls", f"on one core: {name}, of empty", timed.rate_to(strictly["empty"]), "x")
+        cost = found["enqueue with three dependencies"].cost_to(found["enqueue by script"])
+        yield Figure("calls", "enqueue with three dependencies, to one without", cost, "x", at_most(2))
         yield from slowest("calls", "scripts", script_times(redis, sha))
         waking.broker.close()
+        waiting.broker.close()
 
 
 def _stand(driver: Driver) -> None:

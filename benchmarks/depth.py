@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from benchmarks.calls import slowest
 from benchmarks.driver import EMPTY, Driver
 from benchmarks.measure import Figure, Operation, Scale, at_most, in_turn, one_core, percentile
+from benchmarks.processes import FOX, environ_of, run_program
 from benchmarks.servers import (
     BenchServer,
     memory_available,
@@ -70,6 +73,7 @@ def depth(server: BenchServer, scale: Scale) -> Iterator[Figure]:
     operations.append(Operation("empty", lambda: redis.evalsha(sha, 0)))
     with one_core(pid_of(redis)):
         found = in_turn(operations, scale.of(21, 3), scale.of(100, 20))
+    yield _first_page(server, len(high.driver.queued), scale)
     times = script_times(redis, sha)
     held = len(high.driver.queued)
     for side in (low, high):
@@ -86,6 +90,17 @@ def depth(server: BenchServer, scale: Scale) -> Iterator[Figure]:
         "x",
     )
     yield from slowest("depth", f"scripts with {held:,} pending", times)
+
+
+def _first_page(server: BenchServer, held: int, scale: Scale) -> Figure:
+    """``fox ls`` as a process, beyond one that only starts."""
+    environ = environ_of(server.config.home, "deep")
+    programs = {"ls": [str(FOX), "ls"], "version": [str(FOX), "version"]}
+    looks = [Operation(name, partial(run_program, words, environ)) for name, words in programs.items()]
+    found = in_turn(looks, scale.of(11, 2), 1)
+    middle = {name: statistics.median(map(statistics.median, timed.rounds)) for name, timed in found.items()}
+    beyond = (middle["ls"] - middle["version"]) * 1000
+    return Figure("depth", f"fox ls with {held:,} pending, beyond a start", beyond, "ms", at_most(200))
 
 
 def _operations(prefix: str, side: Side) -> list[Operation]:

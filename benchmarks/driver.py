@@ -11,8 +11,8 @@ from foxqueue.capture import capture
 from foxqueue.codec import pack
 from foxqueue.gpu import Device, Observation
 from foxqueue.messages import Environment, Reply
+from foxqueue.presence import Presence
 from foxqueue.scripts import Call, Script
-from workers.presence import Presence
 
 SHAPE = "g1"
 COMMAND = ["python", "train.py", "--lr", "0.001", "--epochs", "30", "--seed", "17"]
@@ -57,12 +57,22 @@ class Driver:
         self._version = "?"
         self._chunk = [self.job] * CHUNK_JOBS
         self._presence: Presence | None = None
+        self._parents: list[int] = []
+        self._dependent = self.job
 
     # --- a user's ------------------------------------------------------------------------------------------
 
     def enqueue(self) -> None:
         """One job."""
         self.queued.append(self.broker.enqueue(self.job, self.env))
+
+    def enqueue_dependent(self) -> None:
+        """One job that waits for three others, which wait themselves."""
+        if not self._parents:
+            self._parents = [self.broker.enqueue(self.job, self.env)[0] for _ in range(3)]
+            lines = "".join(f"after={number}::succeeded\n" for number in self._parents)
+            self._dependent = self.job._replace(more=lines)
+        self.broker.enqueue(self._dependent, self.env)
 
     def enqueue_many(self) -> None:
         """One chunk of jobs."""

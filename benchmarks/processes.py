@@ -30,7 +30,7 @@ RESTED_S = 0.15  # the next runner stands by then
 SETTLED_S = 1.0  # the last run's runner has gone by then
 
 
-def _environ(home: Path, namespace: str = "default") -> dict[str, str]:
+def environ_of(home: Path, namespace: str = "default") -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("FOXQUEUE_", "CUDA_"))}
     return {**kept, "FOXQUEUE_HOME": str(home), "FOXQUEUE_NAMESPACE": namespace}
 
@@ -41,16 +41,16 @@ def commands(server: BenchServer, scale: Scale) -> Iterator[Figure]:
     put, look = Driver(server.broker("put")), Driver(server.broker("look"))
     look.fill(20)
     programs = {
-        "import": (IMPORT, _environ(home)),
-        "submit": ([str(FOX), "submit", "--quiet", "--", "true"], _environ(home, "put")),
-        "ls": ([str(FOX), "ls"], _environ(home, "look")),
+        "import": (IMPORT, environ_of(home)),
+        "submit": ([str(FOX), "submit", "--quiet", "--", "true"], environ_of(home, "put")),
+        "ls": ([str(FOX), "ls"], environ_of(home, "look")),
     }
 
     def serve(_: int) -> None:
         put.serve()
         look.serve()
 
-    operations = [Operation(name, partial(_run, *program), before=serve) for name, program in programs.items()]
+    operations = [Operation(name, partial(run_program, *program), before=serve) for name, program in programs.items()]
     found = in_turn(operations, scale.of(25, 2), 2)
     put.broker.close()
     look.broker.close()
@@ -63,7 +63,7 @@ def commands(server: BenchServer, scale: Scale) -> Iterator[Figure]:
         )
 
 
-def _run(command: Sequence[str], environ: dict[str, str]) -> None:
+def run_program(command: Sequence[str], environ: dict[str, str]) -> None:
     done = subprocess.run(command, env=environ, stdin=subprocess.DEVNULL, capture_output=True, check=False)
     if done.returncode:
         raise RuntimeError(f"{command} ended with {done.returncode}: {done.stderr.decode(errors='replace')}")
@@ -88,7 +88,7 @@ def _up() -> Iterator[Client]:
         with (home / "up.txt").open("wb") as log:
             process = subprocess.Popen(
                 [str(FOX), "up", "--simulate", "1x24G"],
-                env=_environ(home),
+                env=environ_of(home),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

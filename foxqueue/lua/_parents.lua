@@ -10,13 +10,13 @@ local function meets(condition, state)
 end
 
 -- Why a job's dependency can no longer be met, for people.
--- parent: state, born, reason, detail
-local PARENT = { 'state', 'born', 'reason', 'detail' }
+-- parent: state, born, reason, detail, whether it knows of dependents
+local PARENT = { 'state', 'born', 'reason', 'detail', 'dependents' }
 local function why_never(n, parent)
   if not parent or not parent[1] then
     return 'job ' .. n .. ' is gone'
   end
-  local reason = parent[3] or ''
+  local reason = parent[1] ~= 'succeeded' and parent[3] or ''
   if reason == 'dependency_failed' then
     reason = reason .. ': ' .. string.sub(parent[4] or '', 1, 150)
   end
@@ -31,20 +31,16 @@ local function judged(parent, condition)
   return meets(condition, parent[1]) and 'met' or 'never'
 end
 
--- Write down what a job waits for. edges: parent, condition, its born, what it means now.
+-- Write down what a job waits for. edges: parent, condition, its born, what it means now, whether it knows of dependents.
 local function tie(n, edges)
-  local open = 0
+  local texts = {}
   for _, edge in ipairs(edges) do
-    local text = edge[2] .. ':' .. edge[3]
-    if edge[4] == 'met' then
-      text = 'met:' .. text
-    elseif edge[4] == 'open' then
-      open = open + 1
-    end
-    redis.call('HSET', prefix .. 'blocked_by:' .. n, edge[1], text)
+    texts[#texts + 1] = edge[1]
+    texts[#texts + 1] = (edge[4] == 'met' and 'met:' or '') .. edge[2] .. ':' .. edge[3]
     redis.call('ZADD', prefix .. 'dependents:' .. edge[1], n, n)
-    redis.call('HSETNX', job_key(edge[1]), 'dependents', '1')
+    if not edge[5] then
+      redis.call('HSET', job_key(edge[1]), 'dependents', '1')
+    end
   end
-  redis.call('HSET', job_key(n), 'parents', digits(open))
-  return open
+  redis.call('HSET', prefix .. 'blocked_by:' .. n, unpack(texts))
 end

@@ -15,6 +15,24 @@ local function read_wish(text)
   return wish, after
 end
 
+-- What a wish adds to the job's own fields. `notify` counts how often its end was tried to be told.
+local function fields_of(wish)
+  local fields = {}
+  local function add(name, value)
+    if value then
+      fields[#fields + 1] = name
+      fields[#fields + 1] = value
+    end
+  end
+  add('due_at', wish.due)
+  add('expires_at', wish.expires_at)
+  add('held', wish.held)
+  add('unique', wish.unique)
+  add('notify', wish.notify and '0')
+  add('parents', #wish.edges > 0 and digits(wish.open))
+  return fields
+end
+
 -- A wish as it stands now, before anything is written: or nil and the answer that refuses it.
 local function judge_wish(text)
   local wish, after = read_wish(text)
@@ -22,7 +40,11 @@ local function judge_wish(text)
   if due and due > now_ms then
     wish.due, wish.tick = digits(due), digits(due * 1000)
   end
-  wish.expires_at = wish.expires_ms and digits(now_ms + tonumber(wish.expires_ms))
+  if wish.expires_ms then
+    wish.expires_at = digits(now_ms + tonumber(wish.expires_ms))
+  elseif expires_ms < OFF then
+    wish.expires_at = digits(math.max(due or 0, now_ms) + expires_ms) -- the namespace's own, from its start time
+  end
   wish.edges, wish.open = {}, 0
   local holder = wish.unique and redis.call('HGET', named('unique'), wish.unique)
   if holder then
@@ -33,7 +55,7 @@ local function judge_wish(text)
       end
       wish.replaces, wish.replaced, wish.ends = holder, job, is_waiting(job[1])
       if not wish.ends then
-        wish.edges[1] = { holder, 'ended', job[4] or '', 'open' } -- its processes are still to go
+        wish.edges[1] = { holder, 'ended', job[4] or '', 'open', false } -- its processes are still to go
         wish.open = 1
       end
     end
@@ -57,49 +79,29 @@ local function judge_wish(text)
     elseif meaning == 'open' then
       wish.open = wish.open + 1
     end
-    wish.edges[#wish.edges + 1] = { n, condition, parent[2] or '', meaning }
+    wish.edges[#wish.edges + 1] = { n, condition, parent[2] or '', meaning, parent[5] }
   end
+  wish.state = (wish.open > 0 or wish.held or wish.never) and 'blocked' or wish.due and 'scheduled' or 'pending'
+  wish.fields = fields_of(wish)
   return wish
 end
 
-local function expires(n, at)
-  redis.call('HSET', job_key(n), 'expires_at', at)
-  redis.call('ZADD', named('expiry'), at, n)
-end
-
--- Write down what a new job asks for. Returns the state that it begins in, where it stands then.
+-- Where a new job stands that waits for something, and who is to know of it.
 local function grant_wish(n, wish)
-  local state = 'pending'
-  if wish.due then
-    redis.call('HSET', job_key(n), 'due_at', wish.due)
-    state = 'scheduled'
-  end
   if #wish.edges > 0 then
     tie(n, wish.edges)
   end
-  if wish.held then
-    redis.call('HSET', job_key(n), 'held', wish.held)
-  end
-  if wish.open > 0 or wish.held or wish.never then
-    state = 'blocked'
+  if wish.state == 'blocked' then
     redis.call('ZADD', named('blocked'), digits(now_ms), n)
-  elseif wish.due then
+  elseif wish.state == 'scheduled' then
     redis.call('ZADD', named('scheduled'), wish.due, n)
   end
   if wish.expires_at then
-    expires(n, wish.expires_at)
+    redis.call('ZADD', named('expiry'), wish.expires_at, n)
   end
   if wish.unique then
-    redis.call('HSET', job_key(n), 'unique', wish.unique)
     redis.call('HSET', named('unique'), wish.unique, n)
   end
-  if wish.notify then
-    redis.call('HSET', job_key(n), 'notify', '0') -- how often its end was tried to be told
-  end
-  if state ~= 'pending' then
-    redis.call('HSET', job_key(n), 'state', state)
-  end
-  return state
 end
 
 -- members: number, number, number, number, … as ZADD wants them.

@@ -42,6 +42,7 @@ local MAX_SHAPES = 1000
 local DAY_MS = 86400000
 local ENV_MS = 90 * DAY_MS -- an environment is kept so long from its last use; written down once a day
 local WORDS = 7
+local NOTHING = {}
 local fresh, rows, listed, members, wishes, replaced = 0, {}, {}, {}, {}, 0
 
 -- What has no group, no wishes and no limits does without all this.
@@ -53,7 +54,7 @@ end
 local rare
 if special then
   -- HERE _device _ended _waiting _parents _settle _cancel _capacity _wishes
-  rare = { too_many = too_many, judge_wish = judge_wish, grant_wish = grant_wish, expires = expires,
+  rare = { too_many = too_many, judge_wish = judge_wish, grant_wish = grant_wish,
     join_group = join_group, over = over, replace = replace, settle = settle }
 end
 
@@ -71,7 +72,7 @@ for i = 2, #jobs, WORDS do
       end
     end
   end
-  if more ~= '' then
+  if more ~= '' or expires_ms < OFF then
     local wish, refusal = rare.judge_wish(more)
     if refusal then
       return refusal
@@ -115,14 +116,13 @@ for i = 0, total - 1 do
   local rank = rank_of(wish and wish.tick or job_tick, priority)
   specs[#specs + 1] = prefix .. 'spec:' .. n
   specs[#specs + 1] = jobs[at + 6]
-  redis.call('HSET', job_key(n), 'state', 'pending', 'name', jobs[at + 1], 'shape', shape, 'priority', priority,
-    'born', job_tick, 'tick', wish and wish.tick or job_tick, 'rank', rank, 'attempts', '0', 'losses', '0',
-    'retries', jobs[at + 4], 'retry_delay_ms', jobs[at + 5], 'env', env_digest, 'user', user)
-  if expires_ms < OFF and not (wish and wish.expires_at) then
-    rare.expires(n, digits(now_ms + expires_ms))
-  end
+  redis.call('HSET', job_key(n), 'state', wish and wish.state or 'pending', 'name', jobs[at + 1], 'shape', shape,
+    'priority', priority, 'born', job_tick, 'tick', wish and wish.tick or job_tick, 'rank', rank, 'attempts', '0',
+    'losses', '0', 'retries', jobs[at + 4], 'retry_delay_ms', jobs[at + 5], 'env', env_digest, 'user', user,
+    unpack(wish and wish.fields or NOTHING))
   if wish then
-    to = rare.grant_wish(n, wish)
+    to = wish.state
+    rare.grant_wish(n, wish)
     if wish.never then
       never[#never + 1] = { n, wish.never }
     end

@@ -54,7 +54,7 @@ if holder and holder ~= number then
 end
 
 -- What it waited for is judged anew: a dependency that was met by a job that is gone stays met.
-local edges = {}
+local edges, open = {}, 0
 local known = redis.call('HGETALL', prefix .. 'blocked_by:' .. number)
 for i = 1, #known, 2 do
   local met, condition, parent_born = string.match(known[i + 1], '^(m?e?t?:?)(%l+):(%d*)$')
@@ -70,7 +70,9 @@ for i = 1, #known, 2 do
     answer('never:' .. why)
     return { 'never', life, why }
   end
-  edges[#edges + 1] = { known[i], condition, parent_born, meaning }
+  open = open + (meaning == 'open' and 1 or 0)
+  -- One that is gone is not to be told of: nothing is written to it.
+  edges[#edges + 1] = { known[i], condition, parent_born, meaning, not parent or not parent[1] or parent[5] }
 end
 local full = too_many(job[6], 1)
 if full then
@@ -102,7 +104,11 @@ if redis.call('HEXISTS', job_key(number), 'notify') == 1 then
 end
 count_in_group(job[3], before, -1)
 local to = 'pending'
-if #edges > 0 and tie(number, edges) > 0 then
+if #edges > 0 then
+  tie(number, edges)
+  redis.call('HSET', job_key(number), 'parents', digits(open))
+end
+if open > 0 then
   to = 'blocked'
   redis.call('HSET', job_key(number), 'state', to)
   redis.call('ZADD', named('blocked'), digits(now_ms), number)
