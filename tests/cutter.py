@@ -113,22 +113,29 @@ class Cutter:
             server.connect(str(self._server))
             pump = threading.Thread(target=self._pump, args=(server, link), daemon=True)
             pump.start()
-            while data := client.recv(1 << 20):
-                link.last = data
-                if link.silent:
-                    continue
-                how = self._lost(data)
-                if how is None:
-                    server.sendall(data)
-                    continue
-                if how == "late":
-                    self._held.append(data)
-                elif how != "request":
-                    self._do_alone(data)
-                self.cuts += 1
-                if how != "silence":
-                    return
-            pump.join(0.1)
+            try:
+                self._pass_on(link, server)
+            finally:
+                server.shutdown(socket.SHUT_RDWR)
+                pump.join(1)  # else it may read on, from the next socket of that number
+
+    def _pass_on(self, link: Link, server: socket.socket) -> None:
+        """Requests, until one is lost or the client leaves."""
+        while data := link.client.recv(1 << 20):
+            link.last = data
+            if link.silent:
+                continue
+            how = self._lost(data)
+            if how is None:
+                server.sendall(data)
+                continue
+            if how == "late":
+                self._held.append(data)
+            elif how != "request":
+                self._do_alone(data)
+            self.cuts += 1
+            if how != "silence":
+                return
 
     def _lost(self, data: bytes) -> str | None:
         with self._lock:
