@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -58,9 +58,26 @@ class SeenDevice:
 
 
 def seen_device(
-    uuid: str, record: bytes, granted: dict[str, str], heard: dict[str, int], since: int
+    uuid: str,
+    record: bytes,
+    granted: Mapping[str, str],
+    heard: Mapping[str, int],
+    since: int,
+    paused: Mapping[str, str] | None = None,
 ) -> SeenDevice | None:
-    """One device from its worker's record; None when that cannot be read."""
+    """One device from its worker's record.
+
+    Args:
+        uuid: of the device.
+        record: ``<worker> <seq> <msgpack>``, what its worker last saw.
+        granted: device -> its last grant.
+        heard: worker -> epoch ms of its last sign of life.
+        since: epoch ms; a worker unheard of since then is gone.
+        paused: device -> by whom and why it was paused.
+
+    Returns:
+        The device; None when its record cannot be read.
+    """
     try:
         worker, _, packed = record.split(b" ", 2)
         look = codec.unpack(packed)
@@ -73,22 +90,9 @@ def seen_device(
     worker_state = str(look.get("worker_state") or "idle")
     left = worker_state == "lost"  # its own last word: it was told to stop, and has
     live = observed is not None and observed >= since and not left
-    holder = granted.get(uuid, "").partition(" ")[2]
-    role, _, text = holder.partition(":")
-    job = int(text) if role in ("job", "released") and text.isdigit() else None
-    state, detail = str(look.get("state") or "free"), str(look.get("detail") or "")
-    if not live:
-        state, detail = "unavailable", "its worker was stopped" if left else "its worker is gone"
-    if role == "released" and job is not None:
-        detail = f"being released, {detail}" if not live else "being released"
-    if live and job is not None:
-        state = "leased"
-    elif live and holder == "dirty":
-        state = "dirty"
-    elif live and state == "leased" and uuid not in granted:
-        detail = "its run is of an earlier life of this queue"  # the server has lost its data since
-    elif live and state == "leased":
-        state = "free"  # the grant ended after the worker's last look
+    job, state, detail = _standing(uuid, look, granted, live=live, left=left)
+    if paused and uuid in paused:
+        state, detail = _paused(paused[uuid], state, detail)
     return SeenDevice(
         uuid=uuid,
         index=number(look.get("index")),
@@ -107,6 +111,35 @@ def seen_device(
         since_ms=number(look.get("since_ms")),
         observed_ms=observed,
         live=live,
+    )
+
+
+def _standing(
+    uuid: str, look: Mapping[str, Any], granted: Mapping[str, str], *, live: bool, left: bool
+) -> tuple[int | None, str, str]:
+    """Which job has it, its state, and what is to be said of that."""
+    holder = granted.get(uuid, "").partition(" ")[2]
+    role, _, text = holder.partition(":")
+    job = int(text) if role in ("job", "released") and text.isdigit() else None
+    state, detail = str(look.get("state") or "free"), str(look.get("detail") or "")
+    if not live:
+        state, detail = "unavailable", "its worker was stopped" if left else "its worker is gone"
+    if role == "released" and job is not None:
+        detail = f"being released, {detail}" if not live else "being released"
+    if live and job is not None:
+        state = "leased"
+    elif live and holder == "dirty":
+        state = "dirty"
+    elif live and state == "leased" and uuid not in granted:
+        detail = "its run is of an earlier life of this queue"  # the server has lost its data since
+    elif live and state == "leased":
+        state = "free"  # the grant ended after the worker's last look
+    return job, state, detail
+
+
+def _paused(by: str, state: str, detail: str) -> tuple[str, str]:
+    return state if state in ("leased", "unavailable") else "paused", "; ".join(
+        filter(None, (f"paused by {by}", detail))
     )
 
 

@@ -13,9 +13,11 @@ from foxqueue.config import Config
 from foxqueue.devices import SeenDevice
 from foxqueue.errors import FoxqueueError, ServerRefused, ServerUnavailable
 from foxqueue.inspector import Inspector
+from foxqueue.lines import Line, Lines
 from foxqueue.replies import memory_of, pairs, text, whole
-from foxqueue.requirement import Requirement, fits, parse_shape
+from foxqueue.requirement import Requirement, fits
 from foxqueue.units import format_duration
+from foxqueue.waiting import why_held_back
 
 BOUND_S = 5.0
 TIMEOUT_S = 2.0  # of each answer, so that a server which hangs is named as such before the time is over
@@ -133,10 +135,11 @@ def _writes(broker: Broker) -> Finding:
 def _workers(devices: Sequence[SeenDevice]) -> Finding:
     live = [device for device in devices if device.live]
     taking = [device for device in live if device.worker_state != "draining"]
+    paused = sum(device.state == "paused" for device in taking)
     detail = f"{len(taking)} of {len(devices)} registered devices have a live worker that takes jobs"
     if live and not taking:
         detail = "all live workers are ending and take no more jobs"
-    return Finding("workers", bool(taking), detail)
+    return Finding("workers", bool(taking), detail + (f"; {paused} of them paused" if paused else ""))
 
 
 @dataclass(frozen=True)
@@ -154,55 +157,76 @@ class _Stuck:
 
 
 def _queue(broker: Broker, inspector: Inspector, max_age_ms: float) -> Finding:
-    first = {stuck.key for stuck in _stuck(broker, inspector, max_age_ms)}
+    paused = inspector.paused().get("*")
+    if paused is not None:
+        return Finding("queue", True, f"the queue is paused by {paused}")
+    lines = inspector.lines()
+    first = {stuck.key for stuck in _stuck(broker, inspector, lines, max_age_ms)}
     if not first:
         age = format_duration(max_age_ms / 1000)
-        return Finding("queue", True, f"no job has waited over {age} beside an idle device")
+        return Finding("queue", True, f"no job has waited over {age} beside an idle device{_held_back(lines)}")
     time.sleep(AGAIN_S)
-    still = [stuck for stuck in _stuck(broker, inspector, max_age_ms) if stuck.key in first]
+    still = [stuck for stuck in _stuck(broker, inspector, inspector.lines(), max_age_ms) if stuck.key in first]
     if not still:
         return Finding("queue", True, "a job waited beside an idle device, and one was served since")
     return Finding("queue", False, "; ".join(stuck.detail for stuck in still[:3]))
 
 
-def _stuck(broker: Broker, inspector: Inspector, max_age_ms: float) -> Iterator[_Stuck]:
+def _held_back(lines: Lines) -> str:
+    """Groups whose jobs wait because they are to wait."""
+    groups = {line.group.name: line.group for line in lines.waiting() if line.group is not None}
+    held = [group for group in groups.values() if group.held_back and group.waiting]
+    told = ", ".join((why_held_back(None, group) or ("", ""))[1] for group in held[:3])
+    more = f" and {len(held) - 3} more" if len(held) > 3 else ""
+    return f"; held back: {told}{more}" if held else ""
+
+
+def _stuck(broker: Broker, inspector: Inspector, lines: Lines, max_age_ms: float) -> Iterator[_Stuck]:
     """Of each shape the job that has waited longest, when it has waited too long for what its devices are doing."""
     now = broker.server_time_ms()
-    late = [(job, shape, age) for job, shape, age in _oldest(broker, now) if age > max_age_ms]
+    late = [(job, line, age) for job, line, age in _oldest(broker, lines, now) if age > max_age_ms]
     if not late:
         return
     devices = inspector.devices()
     grants = dict(pairs(broker.connection.answer(("HGETALL", broker.keys.granted), "read")))
-    for job, shape, age in late:
-        need = parse_shape(shape)
-        if need is None:
+    for job, line, age in late:
+        if line.need is None:
             continue
-        fitting = [device for device in devices if device.live and fits(need, device.kind, device.memory_total_mib)]
-        idle = [
-            device
-            for device in fitting
-            if device.state == "free"
-            and device.worker_state != "draining"
-            and fits(need, device.kind, device.memory_free_mib)
-        ]
         waits = f"job {job} has waited {format_duration(age / 1000)}"
-        if idle:
-            grant = text(grants.get(idle[0].uuid.encode()))
-            yield _Stuck(job, idle[0].uuid, grant, f"{waits} while {idle[0].label} stands idle")
-        elif not any(device.live and fits(Requirement(need.gpus), device.kind, None) for device in devices):
-            yield _Stuck(job, "", shape, f"{waits}, and no live worker serves such a device")
-        elif fitting and all(device.state in _BROKEN for device in fitting):
-            why = f"{fitting[0].label} is {fitting[0].state}" + (f": {fitting[0].detail}" if fitting[0].detail else "")
-            yield _Stuck(job, fitting[0].uuid, fitting[0].state, f"{waits}, and no device for it can be used ({why})")
+        found = _unserved(line.need, devices)
+        if found:
+            device, state, why = found
+            grant = text(grants.get(device.encode())) if state == "free" else state
+            yield _Stuck(job, device, grant or line.shape, waits + why)
 
 
-def _oldest(broker: Broker, now_ms: int) -> Iterator[tuple[int, str, int]]:
-    """Of each shape the job that has waited longest: number, shape, ms."""
+def _unserved(need: Requirement, devices: Sequence[SeenDevice]) -> tuple[str, str, str] | None:
+    """A device, its state, and why a job that waits for such a one should not; None when it may."""
+    fitting = [device for device in devices if device.live and fits(need, device.kind, device.memory_total_mib)]
+    idle = [
+        device
+        for device in fitting
+        if device.state == "free"
+        and device.worker_state != "draining"
+        and fits(need, device.kind, device.memory_free_mib)
+    ]
+    if idle:
+        return idle[0].uuid, "free", f" while {idle[0].label} stands idle"
+    if not any(device.live and fits(Requirement(need.gpus), device.kind, None) for device in devices):
+        return "", "", ", and no live worker serves such a device"
+    if fitting and all(device.state in _BROKEN for device in fitting):
+        why = f"{fitting[0].label} is {fitting[0].state}" + (f": {fitting[0].detail}" if fitting[0].detail else "")
+        return fitting[0].uuid, fitting[0].state, f", and no device for it can be used ({why})"
+    return None
+
+
+def _oldest(broker: Broker, lines: Lines, now_ms: int) -> Iterator[tuple[int, Line, int]]:
+    """Of each line whose jobs may start, the job that has waited longest: number, line, ms."""
     keys, ask = broker.keys, broker.connection.answers
-    shapes = [text(shape) for shape in ask([("HKEYS", keys.shapes)], "read")[0]]
-    heads = ask([("ZRANGE", keys.pending(shape), 0, HEADS - 1) for shape in shapes], "read")
-    numbers = {shape: min(map(whole, head)) for shape, head in zip(shapes, heads, strict=True) if head}
-    ticks = ask([("HGET", keys.job(number), "tick") for number in numbers.values()], "read")
-    for (shape, number), tick in zip(numbers.items(), map(whole, ticks), strict=True):
+    free = [line for line in lines.waiting() if not line.held_back]
+    heads = ask([("ZRANGE", keys.pending(line.shape), 0, HEADS - 1) for line in free], "read")
+    oldest = [(min(map(whole, head)), line) for line, head in zip(free, heads, strict=True) if head]
+    ticks = ask([("HGET", keys.job(number), "tick") for number, _ in oldest], "read")
+    for (number, line), tick in zip(oldest, map(whole, ticks), strict=True):
         if tick:
-            yield number, shape, now_ms - tick // 1000
+            yield number, line, now_ms - tick // 1000

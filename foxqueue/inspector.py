@@ -1,4 +1,4 @@
-"""Questions that change nothing: jobs, devices, workers, statistics, output.
+"""Questions that change nothing: jobs, groups, devices, workers, statistics, output.
 
 Everything is pipelined and bounded. Nothing walks the key space: jobs are found through the sets of their
 states, so a listing sees what the scripts see.
@@ -8,31 +8,31 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import islice
-from typing import Any, TypeVar
+from typing import Any
 
-import hiredis
-
-from foxqueue import waiting
+from foxqueue import statistics, waiting
 from foxqueue.broker import Broker
 from foxqueue.devices import SeenDevice, device_dict, seen_device
-from foxqueue.errors import JobNotFound, ServerError, ServerRefused, ServerUnavailable
-from foxqueue.job import FIELDS, JobView, rfc3339, view
-from foxqueue.replies import Piece, fields, first_page, page_from, pairs, read_pieces, scores, streams, text, whole
-from foxqueue.requirement import parse_shape
-from foxqueue.states import CANCELLED, FAILED, PENDING, RUNNING, SCHEDULED, STATES, SUCCEEDED
+from foxqueue.errors import GroupNotFound, JobNotFound, ServerError, ServerRefused, ServerUnavailable
+from foxqueue.groups import GroupView
+from foxqueue.job import FIELDS, JobView, ended_runs, open_parents, rfc3339, view
+from foxqueue.lines import Lines, read_groups
+from foxqueue.paging import BATCH, Reader, chunks
+from foxqueue.replies import Piece, fields, pairs, read_pieces, text, whole
+from foxqueue.states import BLOCKED, CANCELLED, ENDED, FAILED, PENDING, RUNNING, SCHEDULED, STATES, SUCCEEDED
+from foxqueue.trail import BLOCK_S, News, Trail
 
-BATCH = 100  # jobs read in one round trip
 LOOKED_AT_MOST = 20_000  # jobs that one filtered listing reads before it says that there may be more
-OLDEST_LOOKED_AT = 10_000  # pending jobs among which the oldest is looked for
+STATES_AT_ONCE = 1000  # jobs whose state alone is read in one round trip
 LOG_ENTRIES = 10_000
-EVENTS_PER_READ = 500
 LATELY_MS = 15_000  # unless the settings say otherwise
-BLOCK_S = 1.0  # the longest a reader waits before it looks again
 
-T = TypeVar("T")
+__all__ = ["BATCH", "BLOCK_S", "LOOKED_AT_MOST", "Inspector", "Listing", "News", "Seen"]
+
+Match = Callable[[JobView], bool]
 
 
 @dataclass(frozen=True)
@@ -40,23 +40,31 @@ class Listing:
     """Some jobs in the order of a listing.
 
     Attributes:
-        jobs: pending ones in the order in which they would run, scheduled, running, then ended, newest first.
-        counts: how many stand in each group: pending, scheduled, running, finished, failed.
+        jobs: pending ones in the order in which they would run, scheduled, blocked, running, then ended, newest first.
+        counts: how many stand in each set: pending, scheduled, blocked, running, finished, failed.
         complete: False when the search stopped at its bound before ``limit`` matches were found.
+        paused: by whom and why the namespace (``*``) and devices are paused.
     """
 
     jobs: list[JobView]
     counts: dict[str, int]
     complete: bool
+    paused: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
-class News:
-    """What a blocking read brought: pieces of output, jobs that something happened to, the last event read."""
+class Seen:
+    """The devices at one moment.
 
-    pieces: list[Piece]
-    jobs: set[int]
-    event: str
+    Attributes:
+        devices: every registered one, those whose worker is gone too, by host and index.
+        paused: by whom and why the namespace (``*``) and devices are paused.
+        now_ms: the server's clock.
+    """
+
+    devices: list[SeenDevice]
+    paused: dict[str, str]
+    now_ms: int
 
 
 class Inspector:
@@ -65,161 +73,208 @@ class Inspector:
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
         self._keys = broker.keys
-        self._blocking: Any = None
+        self._reader = Reader(broker)
+        self.trail = Trail(self._reader)
 
     # Jobs
 
     def job(self, number: int) -> JobView:
-        """One job, with the reason it waits.
+        """One job, with the reason it waits and its history.
 
         Raises:
             JobNotFound: no job has that number.
         """
-        found = self.views([number])[0]
+        more = [("HGETALL", self._keys.blocked_by(number)), ("LRANGE", self._keys.history(number), 0, -1)]
+        edges, runs, *answers = self._reader.ask([*more, *self._commands(number)])
+        found = _view(number, answers)
         if found is None:
             raise JobNotFound(f"there is no job {number}")
+        found = replace(found, blocked_by=open_parents(fields(edges)), history=ended_runs(runs or []))
         if not found.waiting:
             return found
-        return self._explained([found], self.devices(), self._ahead)[0]
+        lines = self.lines()
+        ahead = lines.ahead(found) if found.state == PENDING else 0
+        return _explain(found, self.seen(), lines, ahead)
 
     def views(self, numbers: Sequence[int]) -> list[JobView | None]:
         """Jobs by number, None where there is none, without the reasons they wait."""
         found: list[JobView | None] = []
-        for start in range(0, len(numbers), BATCH):
-            some = numbers[start : start + BATCH]
-            commands: list[tuple[Any, ...]] = []
-            for number in some:
-                commands += [
-                    ("HMGET", self._keys.job(number), *FIELDS),
-                    ("GET", self._keys.spec(number)),
-                    ("GET", self._keys.result(number)),
-                ]
-            answers = self._ask(commands)
-            for at, number in enumerate(some):
-                values, spec, result = answers[3 * at : 3 * at + 3]
-                found.append(_view(number, values, spec, result))
+        for some in chunks(iter(numbers), BATCH):
+            answers = iter(self._reader.ask([command for number in some for command in self._commands(number)]))
+            found += [_view(number, list(islice(answers, 3))) for number in some]
         return found
 
-    def jobs(self, states: Collection[str], match: Callable[[JobView], bool] | None = None, limit: int = 50) -> Listing:
+    def _commands(self, number: int) -> list[tuple[Any, ...]]:
+        keys = self._keys
+        return [("HMGET", keys.job(number), *FIELDS), ("GET", keys.spec(number)), ("GET", keys.result(number))]
+
+    def jobs(
+        self, states: Collection[str], match: Match | None = None, limit: int = 50, group: str | None = None
+    ) -> Listing:
         """List jobs of these states, all states when there are none.
 
         Args:
             states: words of STATES.
             match: keeps a job when it answers True.
             limit: how many at most.
+            group: only this one's.
+
+        Raises:
+            GroupNotFound: there is no such group.
         """
         wanted = set(states) or set(STATES)
+        lines, batch = self._lines(group), min(limit, BATCH)
+        at_once = BATCH if match else batch
         chosen: dict[int, JobView] = {}
         places: dict[int, int] = {}
         looked_at = 0
-        numbers = islice(self._numbers(wanted, places, min(limit, BATCH)), LOOKED_AT_MOST)
-        for some in _chunks(numbers, BATCH if match else min(limit, BATCH)):
+        for some in chunks(islice(self._numbers(wanted, lines, places, batch, group), LOOKED_AT_MOST), at_once):
             looked_at += len(some)
-            for job in self.views(some):
-                if job and job.state in wanted | {"unknown"} and (match is None or match(job)):
-                    chosen.setdefault(job.number, job)
+            for job in self._meant(some, wanted | {"unknown"}, match, group, lines):
+                chosen.setdefault(job.number, job)
             if len(chosen) >= limit:
                 break
         jobs = list(chosen.values())[:limit]
         if any(job.waiting for job in jobs):
-            jobs = self._explained(jobs, self.devices(), lambda some: [places.get(job.number, 0) for job in some])
-        return Listing(jobs, self.counts(), len(chosen) >= limit or looked_at < LOOKED_AT_MOST)
+            seen = self.seen()
+            jobs = [_explain(job, seen, lines, places.get(job.number, 0)) for job in jobs]
+            paused = seen.paused
+        else:
+            paused = self.paused()
+        return Listing(jobs, lines.counts(), len(chosen) >= limit or looked_at < LOOKED_AT_MOST, paused)
+
+    def every(self, states: Collection[str], match: Match | None = None, group: str | None = None) -> Iterator[JobView]:
+        """All jobs of these states, each once, read as they are asked for, without the reasons they wait.
+
+        They come in the order in which jobs move on (blocked, scheduled, pending, running, ended), those of a group by
+        number, so that one that moves meanwhile is not missed.
+
+        Args:
+            states: words of STATES; all when there are none.
+            match: keeps a job when it answers True.
+            group: only this one's.
+
+        Raises:
+            GroupNotFound: there is no such group.
+        """
+        wanted, told = set(states) or set(STATES), set[int]()
+        for part in [{BLOCKED}, {SCHEDULED}, {PENDING}, {RUNNING}, ENDED] if group is None else [wanted]:
+            lines = self._lines(group)  # as they are when this part is read
+            numbers = self._numbers(wanted & part, lines, {}, BATCH, None)
+            if group is not None:
+                numbers = self._reader.numbers(self._keys.members(group))
+            for some in chunks(numbers, BATCH):
+                for job in self._meant(some, wanted, match, group, lines):
+                    if job.number not in told:
+                        told.add(job.number)
+                        yield job
 
     def counts(self) -> dict[str, int]:
-        """How many jobs stand in each set: pending, scheduled, running, finished, failed."""
-        keys, shapes = self._keys, self._shapes()
-        sizes = self._ask(
-            [("ZCARD", keys.scheduled), ("ZCARD", keys.running), ("ZCARD", keys.finished), ("ZCARD", keys.failed)]
-            + [("ZCARD", keys.pending(shape)) for shape in shapes]
-        )
-        known = [whole(size) for size in sizes]
-        names = ("scheduled", "running", "finished", "failed")
-        return {"pending": sum(known[4:]), **dict(zip(names, known[:4], strict=True))}
+        """How many jobs stand in each set: pending, scheduled, blocked, running, finished, failed."""
+        return self.lines().counts()
 
-    def _numbers(self, states: set[str], places: dict[int, int], batch: int) -> Iterator[int]:
+    def lines(self) -> Lines:
+        """The lines of pending jobs as they are now."""
+        return Lines.read(self._reader)
+
+    def _lines(self, group: str | None) -> Lines:
+        if group is not None:
+            self.group(group)
+        return self.lines()
+
+    def _meant(
+        self, numbers: Sequence[int], states: set[str], match: Match | None, group: str | None, lines: Lines
+    ) -> Iterator[JobView]:
+        for job in self.views(numbers):
+            if (
+                job
+                and job.state in states
+                and job.group not in lines.unseen
+                and (group is None or job.group == group)
+                and (match is None or match(job))
+            ):
+                yield job
+
+    def _numbers(
+        self, states: set[str], lines: Lines, places: dict[int, int], batch: int, group: str | None
+    ) -> Iterator[int]:
         """Numbers in the order of a listing; ``places`` learns how many stand before a pending one."""
         if PENDING in states:
-            yield from self._pending(places, batch)
-        for state, key in ((SCHEDULED, self._keys.scheduled), (RUNNING, self._keys.running)):
+            yield from lines.pending(places, batch, group)
+        if group is not None:
+            yield from self._members(states, group)
+            return
+        for state in (SCHEDULED, BLOCKED, RUNNING):
             if state in states:
-                yield from (number for _, number in self._range(key, "ZRANGE", batch))
+                yield from self._reader.numbers(getattr(self._keys, state), "ZRANGE", batch)
         ended = []
         if states & {SUCCEEDED, CANCELLED}:
-            ended.append(self._range(self._keys.finished, "ZREVRANGE", batch))
+            ended.append(self._reader.members(self._keys.finished, "ZREVRANGE", batch))
         if FAILED in states:
-            ended.append(self._range(self._keys.failed, "ZREVRANGE", batch))
+            ended.append(self._reader.members(self._keys.failed, "ZREVRANGE", batch))
         yield from (number for _, number in heapq.merge(*ended, reverse=True))
 
-    def _pending(self, places: dict[int, int], batch: int) -> Iterator[int]:
-        shapes = self._shapes()
-        heads = self._ask([first_page(self._keys.pending(shape), "ZRANGE", 0, batch) for shape in shapes])
-        before: dict[bool, int] = {}
-        queues = [self._shape_queue(shape, head, batch) for shape, head in zip(shapes, heads, strict=True) if head]
-        for _, number, on_cpu in heapq.merge(*queues):
-            places[number] = before.get(on_cpu, 0)
-            before[on_cpu] = places[number] + 1
-            yield number
+    def _members(self, states: set[str], group: str) -> Iterator[int]:
+        """Those of a group that are not pending, the newest submitted first; of a large one a part."""
+        found: dict[str, list[int]] = {SCHEDULED: [], BLOCKED: [], RUNNING: []}
+        ended: list[int] = []
+        if not states - {PENDING}:
+            return
+        numbers = islice(self._reader.numbers(self._keys.members(group), "ZREVRANGE", STATES_AT_ONCE), LOOKED_AT_MOST)
+        for some in chunks(numbers, STATES_AT_ONCE):
+            read = self._reader.ask([("HGET", self._keys.job(number), "state") for number in some])
+            for number, word in zip(some, read, strict=True):
+                state = text(word or b"")
+                if state in states:
+                    found.get(state, ended).append(number)
+        if RUNNING in states:  # there are few of them, wherever they stand in the group
+            found[RUNNING] = list(self._reader.numbers(self._keys.running))
+        for numbers_of in (found[SCHEDULED][::-1], found[BLOCKED][::-1], found[RUNNING], ended):
+            yield from numbers_of
 
-    def _shape_queue(self, shape: str, head: Any, batch: int) -> Iterator[tuple[float, int, bool]]:
-        need = parse_shape(shape)
-        on_cpu = need is not None and need.gpus == 0
-        queue = self._range(self._keys.pending(shape), "ZRANGE", batch, head)
-        return ((score, number, on_cpu) for score, number in queue)
+    # Groups, devices, workers, statistics
 
-    def _range(self, key: str, verb: str, batch: int, first: Any = None) -> Iterator[tuple[float, int]]:
-        """A sorted set from its near end, a batch a round trip. What leaves it meanwhile shifts nothing: pages begin at
-        the last score, and members with that score that were told already are passed over.
+    def group(self, name: str) -> GroupView:
+        """One group.
+
+        Raises:
+            GroupNotFound: there is none of that name.
         """
-        answer = first if first is not None else self._ask([first_page(key, verb, 0, batch)])[0]
-        edge, told = 0.0, set[int]()
-        while True:
-            found = scores(answer)
-            for score, number in found:
-                if score != edge:
-                    edge, told = score, set()
-                if number not in told:
-                    told.add(number)
-                    yield score, number
-            if len(found) < batch:
-                return
-            skipped = len(told) if len(told) >= batch else 0  # more of one score than a page holds
-            answer = self._ask([page_from(key, verb, edge, skipped, batch)])[0]
+        found = read_groups(self._reader, [name])
+        if not found:
+            raise GroupNotFound(f"there is no group {name!r}: foxqueue groups lists those there are")
+        return found[0]
 
-    def _shapes(self) -> list[str]:
-        return [text(shape) for shape in self._ask([("HKEYS", self._keys.shapes)])[0] or []]
+    def groups(self) -> Iterator[GroupView]:
+        """All groups, the newest first, read as they are asked for."""
+        for some in chunks(self._newest_groups(), BATCH):
+            yield from read_groups(self._reader, some)
 
-    def _ahead(self, jobs: Sequence[JobView]) -> list[int]:
-        """How many pending jobs for the same kind of device stand before each."""
-        shapes = [(shape, need) for shape in self._shapes() if (need := parse_shape(shape))]
-        counted: list[int] = []
-        for job in jobs:
-            need = job.need
-            rivals = [shape for shape, other in shapes if need and (other.gpus == 0) == (need.gpus == 0)]
-            commands = [("ZCOUNT", self._keys.pending(shape), "-inf", f"({job.rank or 0}") for shape in rivals]
-            counted.append(sum(map(whole, self._ask(commands))))
-        return counted
+    def _newest_groups(self) -> Iterator[str]:
+        start, told = 0, set[str]()  # one that comes meanwhile shifts the others
+        while page := self._reader.ask([("ZREVRANGE", self._keys.groups, start, start + BATCH - 1)])[0]:
+            names = dict.fromkeys(map(text, page))
+            yield from (name for name in names if name not in told)
+            told.update(names)
+            start += len(page)
 
-    def _explained(
-        self,
-        jobs: Sequence[JobView],
-        devices: Sequence[SeenDevice],
-        ahead: Callable[[Sequence[JobView]], list[int]],
-    ) -> list[JobView]:
-        now = self._broker.server_time_ms() if any(job.state == SCHEDULED for job in jobs) else 0
-        places = ahead(jobs)
-        return [
-            _explain(job, devices, place, now) if job.waiting else job for job, place in zip(jobs, places, strict=True)
-        ]
+    def paused(self, groups: Iterable[str] = ()) -> dict[str, str]:
+        """What is paused: ``*`` (the namespace), devices and ``@group`` of the groups asked for -> by whom and why."""
+        names = list(dict.fromkeys(groups))
+        found, *texts = self._reader.ask(
+            [("HGETALL", self._keys.paused), *(("HGET", self._keys.group(name), "paused") for name in names)]
+        )
+        of_groups = {f"@{name}": text(why) for name, why in zip(names, texts, strict=True) if why is not None}
+        return fields(found) | of_groups
 
-    # Devices, workers, statistics
-
-    def devices(self) -> list[SeenDevice]:
-        """Every registered device, those whose worker is gone too, by host and index."""
+    def seen(self) -> Seen:
+        """The devices, what is paused, and the server's clock."""
         keys = self._keys
-        seen, grants, alive, time = self._ask(
+        seen, grants, pauses, alive, time = self._reader.ask(
             [
                 ("HGETALL", keys.gpus),
                 ("HGETALL", keys.granted),
+                ("HGETALL", keys.paused),
                 ("ZRANGE", keys.workers, 0, -1, "WITHSCORES"),
                 ("TIME",),
             ]
@@ -227,15 +282,17 @@ class Inspector:
         within = self._lately_ms()
         now = whole(time[0]) * 1000 + whole(time[1]) // 1000
         heard = {text(worker): int(ms) for worker, score in pairs(alive) if math.isfinite(ms := float(score))}
-        granted = {text(device): text(grant) for device, grant in pairs(grants)}
-        found = []
-        for device, record in pairs(seen):
-            entry = seen_device(text(device), record, granted, heard, now - within)
-            if entry:
-                found.append(entry)
+        granted, paused = fields(grants), fields(pauses)
+        read = (seen_device(text(uuid), record, granted, heard, now - within, paused) for uuid, record in pairs(seen))
         kinds = ("nvml", "simulated", "cpu")
         order = {kind: at for at, kind in enumerate(kinds)}
-        return sorted(found, key=lambda d: (d.host, order.get(d.kind, 9), d.index or 0, d.uuid))
+        found = [device for device in read if device]
+        found.sort(key=lambda d: (d.host, order.get(d.kind, 9), d.index or 0, d.uuid))
+        return Seen(found, paused, now)
+
+    def devices(self) -> list[SeenDevice]:
+        """Every registered device, those whose worker is gone too, by host and index."""
+        return self.seen().devices
 
     def _lately_ms(self) -> int:
         """How long ago a living worker was heard of at most."""
@@ -269,124 +326,50 @@ class Inspector:
 
     def stats(self) -> dict[str, Any]:
         """The JSON object of the queue's figures; ages are seconds, None where there is nothing to measure."""
-        counts = self.counts()
-        gpus = [device for device in self.devices() if device.is_gpu and device.live]
-        now = self._broker.server_time_ms()
-        return {
-            "queued_jobs": counts["pending"] + counts["scheduled"],
-            "processing_jobs": counts["running"],
-            "total_gpu_slots": len(gpus),
-            "available_gpu_slots": sum(device.state == "free" for device in gpus),
-            "finished": counts["finished"],
-            "failed": counts["failed"],
-            "oldest_pending_s": _age(now, self._oldest_pending_ms()),
-            "last_claim_s": _age(now, self._last_claim_ms()),
-        }
-
-    def _oldest_pending_ms(self) -> int | None:
-        shapes = self._shapes()
-        # Numbers grow with submission, ranks with priority too: the oldest job has a small number, though one that was
-        # queued again by hand is younger than its number says.
-        share = max(OLDEST_LOOKED_AT // max(len(shapes), 1), 1)
-        heads = self._ask([("ZRANGE", self._keys.pending(shape), 0, share - 1) for shape in shapes])
-        numbers = heapq.nsmallest(BATCH, (whole(number) for head in heads for number in head or []))
-        ticks = map(whole, self._ask([("HGET", self._keys.job(number), "tick") for number in numbers]))
-        return min((tick // 1000 for tick in ticks if tick), default=None)
-
-    def _last_claim_ms(self) -> int | None:
-        end = "+"
-        for _ in range(4):
-            entries = self._ask([("XREVRANGE", self._keys.events, end, "-", "COUNT", EVENTS_PER_READ)])[0] or []
-            for entry, values in entries:
-                if fields(values).get("event") == "claim":
-                    return int(text(entry).partition("-")[0])
-            if len(entries) < EVENTS_PER_READ:
-                return None
-            end = "(" + text(entries[-1][0])
-        return None
+        seen = self.seen()
+        return statistics.figures(self._reader, self.trail, seen.devices, seen.paused, seen.now_ms)
 
     # Values, output and events
 
     def value(self, number: int) -> bytes | None:
         """What a call returned, packed; None when there is nothing."""
-        found = self._ask([("GET", self._keys.value(number))])[0]
+        found = self._reader.ask([("GET", self._keys.value(number))])[0]
         return None if found is None else bytes(found)
 
     def log(self, number: int) -> list[Piece]:
         """What is kept of a job's output, oldest first: the tail of its runs."""
-        answer = self._ask([("XRANGE", self._keys.log(number), "-", "+", "COUNT", LOG_ENTRIES)])[0]
+        answer = self._reader.ask([("XRANGE", self._keys.log(number), "-", "+", "COUNT", LOG_ENTRIES)])[0]
         return read_pieces(answer)
 
     def last_event(self) -> str:
         """Id of the newest event: where a reader of :meth:`news` starts."""
-        entries = self._ask([("XREVRANGE", self._keys.events, "+", "-", "COUNT", 1)])[0]
-        return text(entries[0][0]) if entries else "0-0"
+        return self.trail.last()
 
     def news(self, event: str, block_s: float, log: int | None = None, piece: str = "0-0") -> News:
-        """Wait for an event, or a piece of one job's output.
-
-        Args:
-            event: id of the last event read.
-            block_s: seconds to wait at most; more than BLOCK_S is BLOCK_S.
-            log: the job whose output counts too.
-            piece: id of its last piece read.
-        """
-        keys, ids = [self._keys.events], [event]
-        if log is not None:
-            keys, ids = [*keys, self._keys.log(log)], [*ids, piece]
-        block = max(1, int(min(block_s, BLOCK_S) * 1000))
-        words = ("XREAD", "COUNT", EVENTS_PER_READ, "BLOCK", block, "STREAMS", *keys, *ids)
-        if self._blocking is None:
-            self._blocking = self._broker.blocking(BLOCK_S)
-        with self._broker.connection.errors("xread"):
-            answer = streams(self._blocking.execute_command(*words))
-        pieces: list[Piece] = []
-        jobs: set[int] = set()
-        for key, entries in answer:
-            if text(key) == self._keys.events:
-                jobs |= {whole(fields(values).get("job")) for _, values in entries}
-                event = text(entries[-1][0])
-            else:
-                pieces += read_pieces(entries)
-        return News(pieces, jobs, event)
-
-    def _ask(self, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
-        """Send commands in one round trip. One that meets a key of another type answers None."""
-        if not commands:
-            return []
-        with self._broker.connection.errors("read"):
-            return [_checked(answer) for answer in self._broker.connection.ask(commands)]
+        """Wait for an event, or a piece of one job's output; see :meth:`foxqueue.trail.Trail.news`."""
+        return self.trail.news(event, block_s, log, piece)
 
 
-def _explain(job: JobView, devices: Sequence[SeenDevice], ahead: int, now_ms: int) -> JobView:
+def _explain(job: JobView, seen: Seen, lines: Lines, ahead: int) -> JobView:
+    """With the reason it waits; others stay as they are."""
+    if not job.waiting:
+        return job
     if job.state == SCHEDULED:
-        due_in = None if job.due_ms is None else job.due_ms - now_ms
-        word, sentence = waiting.why_scheduled(job.attempts, due_in)
+        due_in = None if job.due_ms is None else job.due_ms - seen.now_ms
+        why = waiting.why_scheduled(job.attempts, due_in)
+    elif job.state == BLOCKED:
+        why = waiting.why_blocked(job.held, job.blocked_by or job.after, job.parents_open)
     else:
-        word, sentence = waiting.why_waiting(job.need, devices, ahead)
+        held_back = waiting.why_held_back(seen.paused.get("*"), lines.groups.get(job.group or ""))
+        why = held_back or waiting.why_waiting(job.need, seen.devices, ahead)
+    word, sentence = why
     earlier = f"; before: {job.detail}" if job.detail else ""
     return replace(job, waiting_for=word, detail=sentence + earlier)
 
 
-def _view(number: int, values: Any, spec: Any, result: Any) -> JobView | None:
-    fields = dict(zip(FIELDS, values or [None] * len(FIELDS), strict=True))
-    if spec is None and not any(fields.values()):
+def _view(number: int, answers: Sequence[Any]) -> JobView | None:
+    values, spec, result = answers
+    found = dict(zip(FIELDS, values or [None] * len(FIELDS), strict=True))
+    if spec is None and not any(found.values()):
         return None
-    return view(number, fields, spec, result)
-
-
-def _age(now_ms: int, then_ms: int | None) -> float | None:
-    return None if then_ms is None else round(max(now_ms - then_ms, 0) / 1000, 3)
-
-
-def _chunks(items: Iterator[T], size: int) -> Iterator[list[T]]:
-    while some := list(islice(items, size)):
-        yield some
-
-
-def _checked(answer: Any) -> Any:
-    if isinstance(answer, hiredis.ReplyError) and "WRONGTYPE" in str(answer):
-        return None
-    if isinstance(answer, Exception):
-        raise answer
-    return answer
+    return view(number, found, spec, result)

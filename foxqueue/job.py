@@ -7,13 +7,13 @@ record must not take the listing away.
 from __future__ import annotations
 
 import signal
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from foxqueue import codec
-from foxqueue.requirement import Requirement, parse_shape
+from foxqueue import read
+from foxqueue.requirement import Requirement, group_of, parse_shape
 from foxqueue.states import ENDED, RUNNING, SUCCEEDED, WAITING
 
 # The fields of the hash that a view reads, in the order of HMGET.
@@ -38,8 +38,35 @@ FIELDS: Final = (
     "host",
     "gpus",
     "cancel_requested",
+    "release_requested",
     "exit_code",
+    "user",
+    "parents",
+    "held",
+    "expires_at",
+    "unique",
 )
+
+
+@dataclass(frozen=True)
+class EndedRun:
+    """How an earlier run of a job ended.
+
+    Attributes:
+        how: fail, release, lose or reap.
+        reason: a word of END_REASONS, or what the run was given back for.
+    """
+
+    attempt: int | None
+    fence: str
+    started_ms: int | None
+    ended_ms: int | None
+    host: str
+    device: str
+    how: str
+    reason: str
+    exit_code: int | None
+    detail: str
 
 
 @dataclass(frozen=True)
@@ -53,6 +80,16 @@ class JobView:
         queued_ms: when it took its place in the queue: at its submission, or when it was queued again by hand.
         attempts: runs counted, lost and released ones not.
         losses: runs lost through no fault of the job.
+        shape: what it asks of a device, without its group.
+        held: by whom it is held back, None when it is not.
+        due_ms: when it may start at the earliest, or its next attempt is due.
+        expires_ms: when it is cancelled if it has not started.
+        after: jobs it was submitted to wait for -> the condition: succeeded, any, failed or ended.
+        parents_open: how many of them it still waits for.
+        blocked_by: those -> the condition; filled in by the inspector for one job alone.
+        history: its earlier runs, the newest last; filled in by the inspector for one job alone.
+        release_requested: why its worker is to give it back, None when it is not.
+        git: commit, dirty and branch of the directory it was submitted from.
         command: argv as submitted; empty when the spec cannot be read.
         signal: number of the signal that ended the last run, or None.
         spec: everything that was submitted.
@@ -79,6 +116,9 @@ class JobView:
     losses: int = 0
     retries: int = 0
     shape: str | None = None
+    group: str | None = None
+    held: str | None = None
+    unique: str | None = None
     rank: int | None = None
     fence: str | None = None
     exit_code: int | None = None
@@ -86,9 +126,16 @@ class JobView:
     submitted_ms: int | None = None
     queued_ms: int | None = None
     due_ms: int | None = None
+    expires_ms: int | None = None
     started_ms: int | None = None
     finished_ms: int | None = None
     cancel_requested: str | None = None
+    release_requested: str | None = None
+    after: Mapping[int, str] = field(default_factory=dict)
+    parents_open: int = 0
+    blocked_by: Mapping[int, str] = field(default_factory=dict)
+    history: tuple[EndedRun, ...] = ()
+    git: Mapping[str, Any] = field(default_factory=dict)
     command: tuple[str, ...] = ()
     tags: Mapping[str, str] = field(default_factory=dict)
     description: str | None = None
@@ -176,6 +223,13 @@ class JobView:
             "command": list(self.command),
             "tags": dict(self.tags),
             "description": self.description,
+            "group": self.group,
+            "unique": self.unique,
+            "held": self.held,
+            "parents": {str(parent): condition for parent, condition in self.after.items()},
+            "due_at": rfc3339(self.due_ms),
+            "expires_at": rfc3339(self.expires_ms),
+            "git": dict(self.git) or None,
         }
 
 
@@ -199,47 +253,74 @@ def view(number: int, values: Mapping[str, bytes | None], spec: bytes | None, re
         spec: msgpack of what to run, None when gone.
         result: msgpack of what came out, None when there is none.
     """
-    text = {name: _text(value) for name, value in values.items()}
-    ask, out = _map(spec), _map(result)
-    state = text.get("state") or "unknown"
-    need = parse_shape(text["shape"] or "") if text.get("shape") else None
+    text = {name: read.text(value) for name, value in values.items()}
+    ask, out = read.mapping(spec), read.mapping(result)
     seen = JobView(
         number=number,
         born=text.get("born") or "",
-        state=state,
-        reason=text.get("reason"),
-        name=_string(ask.get("name")) or text.get("name"),
-        user=_string(ask.get("user")),
-        submit_host=_string(ask.get("submit_host")),
-        priority=_int(text.get("priority")),
-        model_type=_string(ask.get("model_type")),
-        gpus_wanted=need.gpus if need else None,
-        gpu_memory_mib=(need.memory_mib or None) if need else None,
-        gpu_uuids=tuple(part for part in (text.get("gpus") or "").split(",") if part),
-        worker=text.get("worker"),
-        host=text.get("host"),
-        attempts=_int(text.get("attempts")) or 0,
-        losses=_int(text.get("losses")) or 0,
-        retries=_int(text.get("retries")) or 0,
-        shape=text.get("shape"),
-        rank=_int(text.get("rank")),
-        fence=text.get("fence"),
-        exit_code=_int(text.get("exit_code")),
-        signal=_whole(out.get("signal")),
-        submitted_ms=_ms_of_tick(text.get("born")),
-        queued_ms=_ms_of_tick(text.get("tick")),
-        due_ms=_int(text.get("due_at")),
-        started_ms=_int(text.get("started_at")),
-        finished_ms=_int(text.get("finished_at")),
-        cancel_requested=text.get("cancel_requested"),
-        command=_strings(ask.get("argv")),
-        tags=_tags(ask.get("tags")),
-        description=_string(ask.get("description")),
+        state=text.get("state") or "unknown",
+        signal=read.whole(out.get("signal")),
         spec=ask,
         result=out,
-        detail=text.get("detail"),
+        name=read.string(ask.get("name")) or text.get("name"),
+        user=text.get("user") or read.string(ask.get("user")),
+        **_of_hash(text),
+        **_of_spec(ask),
     )
     return _explained(seen)
+
+
+def _of_hash(text: Mapping[str, str | None]) -> dict[str, Any]:
+    words = ("reason", "detail", "worker", "host", "fence", "held", "unique", "cancel_requested", "release_requested")
+    numbers = ("priority", "rank", "exit_code")
+    counts = {"attempts": "attempts", "losses": "losses", "retries": "retries", "parents_open": "parents"}
+    times = {"due_ms": "due_at", "expires_ms": "expires_at", "started_ms": "started_at", "finished_ms": "finished_at"}
+    shape = text.get("shape") or ""
+    need = parse_shape(shape) if shape else None
+    found: dict[str, Any] = {name: text.get(name) for name in words}
+    found |= {name: read.number(text.get(name)) for name in numbers}
+    found |= {name: read.number(text.get(field)) or 0 for name, field in counts.items()}
+    found |= {name: read.number(text.get(field)) for name, field in times.items()}
+    return found | {
+        "shape": shape.partition("@")[0] or None,
+        "group": group_of(shape),
+        "gpus_wanted": need.gpus if need else None,
+        "gpu_memory_mib": (need.memory_mib or None) if need else None,
+        "gpu_uuids": tuple(part for part in (text.get("gpus") or "").split(",") if part),
+        "submitted_ms": read.ms_of_tick(text.get("born")),
+        "queued_ms": read.ms_of_tick(text.get("tick")),
+    }
+
+
+def _of_spec(ask: Mapping[str, Any]) -> dict[str, Any]:
+    words = ("submit_host", "model_type", "description")
+    found: dict[str, Any] = {name: read.string(ask.get(name)) for name in words}
+    return found | {
+        "command": read.strings(ask.get("argv")),
+        "tags": read.texts(ask.get("tags")),
+        "after": _parents(ask.get("after")),
+        "git": _git(ask.get("git")),
+    }
+
+
+def ended_runs(entries: Iterable[bytes]) -> tuple[EndedRun, ...]:
+    """Read the history of a job; what cannot be read is left out."""
+    found = []
+    for entry in entries:
+        parts = entry.decode("utf-8", "surrogateescape").split("\n", 9)
+        if len(parts) == 10:
+            attempt, fence, started, ended, host, device, how, reason, code, detail = parts
+            numbers = read.number(attempt), read.number(started), read.number(ended), read.number(code)
+            found.append(
+                EndedRun(numbers[0], fence, numbers[1], numbers[2], host, device, how, reason, numbers[3], detail)
+            )
+    return tuple(found)
+
+
+def open_parents(edges: Mapping[str, str]) -> dict[int, str]:
+    """Of the edges of a job, ``<condition>:<born>`` or ``met:…`` by parent, those it still waits for."""
+    conditions = {parent: edge.partition(":")[0] for parent, edge in edges.items()}
+    return _parents({parent: condition for parent, condition in conditions.items() if condition != "met"})
 
 
 def _explained(job: JobView) -> JobView:
@@ -265,43 +346,15 @@ def signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-def _text(value: bytes | None) -> str | None:
-    return value.decode("utf-8", "surrogateescape") if value else None
-
-
-def _int(text: str | None) -> int | None:
-    # at most 18 digits: longer ones are no number of ours, and int() would take long over megabytes of them
-    if not text or len(text) > 19 or not text.lstrip("-").isascii() or not text.lstrip("-").isdigit():
-        return None
-    return int(text) if text.count("-") <= 1 else None
-
-
-def _ms_of_tick(text: str | None) -> int | None:
-    """A tick is the server's clock in us, or a little later."""
-    return (_int(text) or 0) // 1000 or None
-
-
-def _whole(value: Any) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
-
-
-def _map(data: bytes | None) -> dict[str, Any]:
-    if data is None:
+def _parents(value: Any) -> dict[int, str]:
+    """Conditions by number of the parent, in the order of the numbers."""
+    if not isinstance(value, dict):
         return {}
-    try:
-        found = codec.unpack(data)
-    except ValueError:
+    found = {read.number(str(parent)): read.string(condition) for parent, condition in value.items()}
+    return {parent: found[parent] or "succeeded" for parent in sorted(number for number in found if number)}
+
+
+def _git(value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict):
         return {}
-    return {key: value for key, value in found.items() if isinstance(key, str)} if isinstance(found, dict) else {}
-
-
-def _string(value: Any) -> str | None:
-    return value if isinstance(value, str) and value else None
-
-
-def _strings(value: Any) -> tuple[str, ...]:
-    return tuple(part if isinstance(part, str) else repr(part) for part in value) if isinstance(value, list) else ()
-
-
-def _tags(value: Any) -> dict[str, str]:
-    return {str(key): str(item) for key, item in value.items()} if isinstance(value, dict) else {}
+    return {name: value[name] for name in ("commit", "dirty", "branch") if isinstance(value.get(name), str | bool)}

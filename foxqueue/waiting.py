@@ -5,13 +5,17 @@ Pure: it judges what the inspector read.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from foxqueue.devices import SeenDevice
+from foxqueue.groups import GroupView
 from foxqueue.requirement import Requirement, fits
 from foxqueue.units import format_duration, format_memory
 
 Why = tuple[str, str]
+
+PARENTS_NAMED = 5  # parents that a sentence names
+_CONDITIONS = {"succeeded": "succeeded", "any": "any end", "failed": "failed", "ended": "replaced by this one"}
 
 
 def never_fits(need: Requirement, devices: Sequence[SeenDevice]) -> str | None:
@@ -40,6 +44,44 @@ def why_scheduled(attempts: int, due_in_ms: int | None) -> Why:
     if attempts:
         return "backoff", f"attempt {attempts} failed, the next one is due {when}"
     return "scheduled", f"due {when}"
+
+
+def why_blocked(held: str | None, parents: Mapping[int, str], still_open: int) -> Why:
+    """Why a job of the state ``blocked`` waits.
+
+    Args:
+        held: by whom it is held, None when it is not.
+        parents: jobs that it waits for, or waited for at its submission -> the condition.
+        still_open: how many of them it waits for.
+    """
+    also = f", and held by {held}" if held else ""
+    if not still_open:
+        return "held", f"held by {held}: foxqueue unhold" if held else "about to be queued"
+    named = [f"{parent} ({_CONDITIONS.get(cond, cond)})" for parent, cond in list(parents.items())[:PARENTS_NAMED]]
+    more = max(len(parents), still_open) - len(named)
+    named += [f"{more:,} more"] if more > 0 else []
+    of = f"{still_open:,} of " if still_open < len(parents) else ""
+    if not parents:
+        return "dependencies", f"waits for {_jobs(still_open)}{also}"
+    return "dependencies", f"waits for {of}{_listed(named)}{also}"
+
+
+def why_held_back(paused: str | None, group: GroupView | None) -> Why | None:
+    """Why a pending job may not start whatever the devices do; None when it may.
+
+    Args:
+        paused: by whom and why the namespace is paused, None when it is not.
+        group: of the job, if it has one.
+    """
+    if paused is not None:
+        return "paused", f"paused by {paused}"
+    if group is None or not group.held_back:
+        return None
+    if group.filling:
+        return "held", f"its group {group.name} is still being enqueued"
+    if group.paused is not None:
+        return "paused", f"group {group.name} is paused by {group.paused}"
+    return "limit", f"group {group.name} runs {group.running} at once, its most"
 
 
 def why_waiting(need: Requirement | None, devices: Sequence[SeenDevice], ahead: int) -> Why:
@@ -116,6 +158,11 @@ def _all(devices: Sequence[SeenDevice], noun: str) -> str:
 
 def _of(devices: Sequence[SeenDevice], noun: str) -> str:
     return f"the {noun}" if len(devices) == 1 else f"any of the {len(devices)} {noun}s"
+
+
+def _listed(parts: Sequence[str]) -> str:
+    """``a, b and c``."""
+    return " and ".join(filter(None, (", ".join(parts[:-1]), parts[-1])))
 
 
 def _jobs(count: int) -> str:

@@ -8,6 +8,7 @@ import click
 
 from foxqueue.cli import output
 from foxqueue.cli.options import client, common, config, duration, json_option
+from foxqueue.cli.pause import tell_paused
 from foxqueue.units import format_duration, format_memory
 
 if TYPE_CHECKING:
@@ -33,8 +34,9 @@ def gpus(release: str | None, as_json: bool) -> int:
     if as_json:
         output.write_json(fox.gpus())
         return 0
-    devices = fox.inspector.devices()
-    if not devices:
+    seen = fox.inspector.seen()
+    tell_paused(seen.paused, as_json)
+    if not seen.devices:
         output.say("no device is registered: foxqueue up starts workers")
         return 0
     rows = [
@@ -48,7 +50,7 @@ def gpus(release: str | None, as_json: bool) -> int:
             device.uuid,
             device.detail,
         ]
-        for device in devices
+        for device in seen.devices
     ]
     headers = ["DEVICE", "NAME", "FREE/TOTAL", "UTIL", "STATE", "JOB", "UUID", "DETAIL"]
     output.table(headers, rows, right=("FREE/TOTAL", "UTIL", "JOB"))
@@ -113,6 +115,7 @@ def stats(as_json: bool) -> int:
         for name, value in found.items()
     }
     output.facts({name.removesuffix("_s").replace("_", " "): value for name, value in shown.items()})
+    tell_paused({} if found["paused"] is None else {"*": found["paused"]}, as_json)
     return 0
 
 
@@ -145,8 +148,9 @@ def health(max_age_s: float, as_json: bool) -> int:
       can be used: all are unavailable, dirty or quarantined, or there is no
       live GPU, or no CPU slot, at all.
 
-    It stays green (0) while all devices are busy, occupied by others or paused, however long the queue is, and while
-    a job asks for more memory than any live device has.
+    It stays green (0) while all devices are busy, occupied by others or paused, however long the queue is, while the
+    queue or the job's group is paused or the group runs as many as it may, and while a job asks for more memory than
+    any live device has.
     """
     from foxqueue.health import look
 

@@ -206,6 +206,41 @@ def test_a_job_that_nobody_can_serve_is_red_whoever_else_lives(shell: Shell, que
     assert "no live worker serves such a device" in verdicts(shell, 1)["queue"]
 
 
+def test_what_is_paused_or_at_its_limit_is_green_and_said(shell: Shell, queue: Queue) -> None:
+    """Jobs that are to wait do not stand in the way of a probe, and others still do."""
+
+    def in_group(group: str, count: int = 1) -> list[int]:
+        return [queue.enqueue(shape=f"g1@{group}") for _ in range(count)]
+
+    register(queue)
+    register(queue, "SIM-2", "w2", index=1)
+    for number in in_group("lr", 2):
+        age(queue, number)
+    assert "job 1 has waited" in verdicts(shell, 1)["queue"]
+    assert queue.broker.pause("@lr", "bad data", "ann") == ("ok", 0)
+    assert "held back: group lr is paused by ann: bad data" in green(shell)["queue"]
+    redis, keys = queue.broker.redis, queue.broker.keys
+    redis.hset(keys.group("bs"), "max_concurrent", 1)
+    limited = in_group("bs", 2)
+    age(queue, limited[1])
+    assert queue.worker(device="SIM-1", shapes=("g1@bs",)).claim().number == limited[0]
+    assert "group bs runs 1 at once, its most" in green(shell)["queue"]
+    other = queue.enqueue()
+    age(queue, other)
+    assert f"job {other} has waited" in verdicts(shell, 1)["queue"]
+    assert queue.broker.pause("SIM-2", "", "ann") == ("ok", 0)
+    assert "1 of them paused" in green(shell)["workers"]
+    assert queue.broker.resume("SIM-2", "ann") == "ok"
+    verdicts(shell, 1)
+    assert queue.broker.pause("*", "upgrade", "ann") == ("ok", 0)
+    assert green(shell)["queue"] == "the queue is paused by ann: upgrade"
+
+
+def green(shell: Shell) -> dict[str, str]:
+    """Detail of each check, all being ok."""
+    return {check["name"]: check["detail"] for check in shell.json("health")["checks"]}
+
+
 def test_a_device_between_two_jobs_is_no_idle_one(shell: Shell, queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
     """Free at both looks, and another grant ended in between."""
     register(queue)

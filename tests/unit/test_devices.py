@@ -51,6 +51,29 @@ def test_a_device_without_a_live_worker_says_so_and_that_it_is_being_released() 
     assert released.detail == "being released, its worker is gone"
 
 
+PAUSED = {"GPU-11111111-2222": "ann: upgrade", "*": "bob"}
+
+
+@pytest.mark.parametrize(
+    ("grant", "look", "heard", "state", "detail"),
+    [
+        ("", {}, 100, "paused", "paused by ann: upgrade"),
+        ("1 job:7", {}, 100, "leased", "paused by ann: upgrade"),
+        ("", {"state": "occupied", "detail": "9G held"}, 100, "paused", "paused by ann: upgrade; 9G held"),
+        ("", {}, 1, "unavailable", "paused by ann: upgrade; its worker is gone"),
+    ],
+)
+def test_a_paused_device_says_by_whom_and_why(
+    grant: str, look: dict[str, object], heard: int, state: str, detail: str
+) -> None:
+    uuid = "GPU-11111111-2222"
+    record = b"w 1 " + pack({"index": 0, "kind": "nvml", "state": "free", **look})
+    found = seen_device(uuid, record, {uuid: grant} if grant else {}, {"w": heard}, 50, PAUSED)
+    assert found is not None and (found.state, found.detail) == (state, detail)
+    other = seen_device("GPU-2", record, {}, {"w": heard}, 50, PAUSED)
+    assert other is not None and "paused" not in other.detail and other.state != "paused"
+
+
 DEVICES = [
     seen("GPU-11111111-aaaa"),
     seen("GPU-11111111-bbbb", index=1),

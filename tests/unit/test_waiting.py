@@ -7,9 +7,10 @@ from dataclasses import replace
 import pytest
 
 from foxqueue.devices import SeenDevice
+from foxqueue.groups import GroupView
 from foxqueue.requirement import Requirement
 from foxqueue.states import WAIT_REASONS
-from foxqueue.waiting import never_fits, why_scheduled, why_waiting
+from foxqueue.waiting import never_fits, why_blocked, why_held_back, why_scheduled, why_waiting
 
 GPU = SeenDevice(
     uuid="GPU-1",
@@ -52,6 +53,8 @@ BIG = Requirement(1, 16384)
         (Requirement(), [LEASED], 0, "devices_busy", "the matching device is leased, next in line"),
         (Requirement(), [LEASED, replace(OTHER, state="occupied")], 1, "devices_busy", "1 leased, 1 occupied, 1 job"),
         (Requirement(), [replace(GPU, state="occupied", detail="9G held")], 0, "occupied", "gpu:0 on box: 9G held"),
+        (Requirement(), [replace(GPU, state="paused", detail="paused by ann")], 0, "paused", "box: paused by ann"),
+        (Requirement(), [replace(GPU, state="paused"), replace(OTHER, state="leased")], 0, "devices_busy", "1 paused"),
         (
             Requirement(),
             [replace(GPU, state="unavailable", detail="driver")],
@@ -79,6 +82,49 @@ def test_a_scheduled_job_says_why() -> None:
     assert why_scheduled(0, 61_000) == ("scheduled", "due in 1m01s")
     assert why_scheduled(2, 8_000) == ("backoff", "attempt 2 failed, the next one is due in 8s")
     assert why_scheduled(1, None)[0] == "backoff"
+
+
+MANY = dict.fromkeys(range(1, 9), "succeeded")
+
+
+@pytest.mark.parametrize(
+    ("held", "parents", "still_open", "word", "text"),
+    [
+        ("ann", {}, 0, "held", "held by ann: foxqueue unhold"),
+        ("ann", {41: "succeeded"}, 0, "held", "held by ann: foxqueue unhold"),
+        (None, {41: "succeeded"}, 1, "dependencies", "waits for 41 (succeeded)"),
+        (None, {41: "succeeded", 42: "any"}, 2, "dependencies", "waits for 41 (succeeded) and 42 (any end)"),
+        (None, {41: "failed", 42: "any"}, 1, "dependencies", "waits for 1 of 41 (failed) and 42 (any end)"),
+        ("ann", {41: "ended"}, 1, "dependencies", "waits for 41 (replaced by this one), and held by ann"),
+        (None, MANY, 8, "dependencies", f"waits for {', '.join(f'{n} (succeeded)' for n in range(1, 6))} and 3 more"),
+        (None, {}, 2, "dependencies", "waits for 2 jobs"),
+        (None, {}, 0, "held", "about to be queued"),
+    ],
+)
+def test_a_blocked_job_says_why(
+    held: str | None, parents: dict[int, str], still_open: int, word: str, text: str
+) -> None:
+    assert why_blocked(held, parents, still_open) == (word, text)
+    assert word in WAIT_REASONS
+
+
+@pytest.mark.parametrize(
+    ("paused", "group", "why"),
+    [
+        (None, None, None),
+        (None, GroupView("lr", max_concurrent=4, running=3, total=9), None),
+        ("ann: upgrade", None, ("paused", "paused by ann: upgrade")),
+        ("ann", GroupView("lr", paused="bob"), ("paused", "paused by ann")),
+        (None, GroupView("lr", paused="bob: bad data"), ("paused", "group lr is paused by bob: bad data")),
+        (None, GroupView("lr", max_concurrent=4, running=4), ("limit", "group lr runs 4 at once, its most")),
+        (None, GroupView("lr", filling=True, paused="bob"), ("held", "its group lr is still being enqueued")),
+    ],
+)
+def test_a_pending_job_may_be_held_back_whatever_the_devices_do(
+    paused: str | None, group: GroupView | None, why: tuple[str, str] | None
+) -> None:
+    assert why_held_back(paused, group) == why
+    assert why is None or why[0] in WAIT_REASONS
 
 
 def test_only_registered_devices_of_the_kind_can_refuse_for_ever() -> None:

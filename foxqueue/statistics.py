@@ -1,0 +1,106 @@
+"""Figures of the queue, and whether its counters are what the jobs say."""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from foxqueue.devices import SeenDevice
+from foxqueue.lines import Lines
+from foxqueue.paging import BATCH, Reader, chunks
+from foxqueue.replies import pairs, text, whole
+from foxqueue.requirement import group_of
+from foxqueue.trail import Trail
+
+OLDEST_LOOKED_AT = 10_000  # pending jobs among which the oldest is looked for
+
+
+def figures(
+    reader: Reader, trail: Trail, devices: Sequence[SeenDevice], paused: Mapping[str, str], now_ms: int
+) -> dict[str, Any]:
+    """The JSON object of the queue's figures; ages are seconds, None where there is nothing to measure.
+
+    Args:
+        reader, trail: of the namespace.
+        devices: all that are registered.
+        paused: by whom and why the namespace (``*``) and devices are paused.
+        now_ms: the server's clock.
+    """
+    lines = Lines.read(reader)
+    counts = lines.counts()
+    gpus = [device for device in devices if device.is_gpu and device.live]
+    unfinished = reader.ask([("HVALS", reader.keys.unfinished)])[0] or []
+    return {
+        "queued_jobs": counts["pending"] + counts["scheduled"] + counts["blocked"],
+        "processing_jobs": counts["running"],
+        "total_gpu_slots": len(gpus),
+        "available_gpu_slots": sum(device.state == "free" for device in gpus),
+        "finished": counts["finished"],
+        "failed": counts["failed"],
+        "oldest_pending_s": _age(now_ms, _oldest_pending_ms(reader, lines)),
+        "last_claim_s": _age(now_ms, trail.last_claim_ms()),
+        "scheduled": counts["scheduled"],
+        "blocked": counts["blocked"],
+        "unfinished": sum(map(whole, unfinished)),
+        "paused": paused.get("*"),
+    }
+
+
+def _oldest_pending_ms(reader: Reader, lines: Lines) -> int | None:
+    # Numbers grow with submission, ranks with priority too: the oldest job has a small number, though one that was
+    # queued again by hand is younger than its number says.
+    keys = [reader.keys.pending(line.shape) for line in lines.waiting()]
+    share = max(OLDEST_LOOKED_AT // max(len(keys), 1), 1)
+    heads = reader.ask([("ZRANGE", key, 0, share - 1) for key in keys])
+    numbers = heapq.nsmallest(BATCH, (whole(number) for head in heads for number in head or []))
+    ticks = map(whole, reader.ask([("HGET", reader.keys.job(number), "tick") for number in numbers]))
+    return min((tick // 1000 for tick in ticks if tick), default=None)
+
+
+def _age(now_ms: int, then_ms: int | None) -> float | None:
+    return None if then_ms is None else round(max(now_ms - then_ms, 0) / 1000, 3)
+
+
+def recount(reader: Reader) -> dict[str, tuple[dict[str, int], dict[str, int]]]:
+    """Counters beside what they count, all jobs read for it: for tests, in a queue that stands still.
+
+    Returns:
+        ``unfinished`` and, by group, ``@name``: what is written, and what is right.
+    """
+    keys, right = reader.keys, Counter[str]()
+    groups: dict[str, Counter[str]] = {}
+    for number in _all_jobs(reader):
+        found = reader.ask([("HMGET", keys.job(number), "state", "user", "shape")])[0]
+        state, user, shape = (text(value or b"") for value in found)
+        waits = state in ("scheduled", "blocked", "pending")
+        if user and (waits or state == "running"):
+            right[user] += 1
+        group = group_of(shape)
+        if group:
+            counted = groups.setdefault(group, Counter())
+            counted["total"] += 1
+            counted[state] += not waits
+    written = reader.ask([("HGETALL", keys.unfinished)])[0]
+    answer = {"unfinished": (_numbers(written), dict(right))}
+    for group, counted in groups.items():
+        written = reader.ask([("HGETALL", keys.group(group))])[0]
+        names = ("total", "running", "succeeded", "failed", "cancelled")
+        kept = {name: count for name, count in _numbers(written).items() if name in names and count}
+        answer[f"@{group}"] = (kept, dict(+counted))
+    return answer
+
+
+def _numbers(written: Any) -> dict[str, int]:
+    return {text(name): int(value) for name, value in pairs(written) if text(value).lstrip("-").isdigit()}
+
+
+def _all_jobs(reader: Reader) -> Iterator[int]:
+    """Every job that stands in a set of its state."""
+    keys = reader.keys
+    shapes = [text(shape) for shape in reader.ask([("HKEYS", keys.shapes)])[0] or []]
+    sets = [keys.scheduled, keys.blocked, keys.running, keys.finished, keys.failed, *map(keys.pending, shapes)]
+    for key in sets:
+        for some in chunks(reader.numbers(key), BATCH):
+            yield from some
