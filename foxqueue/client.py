@@ -11,45 +11,31 @@ print(fox.enqueue("package.module:function", args=(1,), kwargs={"lr": 0.1}).resu
 
 from __future__ import annotations
 
-import logging
 import os
-import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from fnmatch import fnmatchcase
-from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
-from foxqueue.broker import CHUNK_BYTES, CHUNK_JOBS, Broker, Environment, NewJob
+from foxqueue.broker import Broker
 from foxqueue.config import load_config
 from foxqueue.errors import (
-    FoxqueueError,
     InvalidInput,
-    OutcomeUnknown,
-    PartlySubmitted,
-    ServerError,
-    ServerRefused,
-    ServerUnavailable,
-    Unsatisfiable,
-    WaitTimeout,
+    JobNotFound,
 )
+from foxqueue.following import Following
 from foxqueue.handle import Job, same_job
-from foxqueue.inspector import BLOCK_S, Inspector, Listing
+from foxqueue.inspector import Inspector, Listing
 from foxqueue.job import JobView
-from foxqueue.judging import Judge
-from foxqueue.replies import Piece
-from foxqueue.states import STATES
-from foxqueue.submission import Function, Options, Submission, Submitter, Word, user
-from foxqueue.wishes import Wishes
+from foxqueue.putting import Putting
+from foxqueue.replies import Piece, whole
+from foxqueue.submission import Function, Options, Submission, Word, user
 
 if TYPE_CHECKING:
     from redis import Redis
 
-_log = logging.getLogger("foxqueue.client")
-_SAY_AGAIN_S = 30.0  # how often a waiting client repeats that the server is away
-_PAUSE_S = 0.2
-SHOWN = 20  # jobs that an error names
-
-T = TypeVar("T")
+    from foxqueue.claiming import Claim, Claims
+    from foxqueue.gpu import Device
+    from foxqueue.selection import Selection
+    from foxqueue.sweeping import Group
 
 __all__ = ["Client", "Job"]
 
@@ -78,9 +64,9 @@ class Client:
         self.broker = Broker.open(self.config)
         self.inspector = Inspector(self.broker)
         self.warnings: list[str] = []
-        self._submitter = Submitter(os.environ)
-        self._judge = Judge(self.broker, self.inspector)
-        self._warned = False
+        self._following = Following(self.broker, self.inspector)
+        self._putting = Putting(self.broker, self.inspector, self._following)
+        self._claims: Claims | None = None
 
     @property
     def redis(self) -> Redis:
@@ -97,29 +83,36 @@ class Client:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def submit(self, argv: Sequence[Word], **options: Unpack[Options]) -> Job:
+    def submit(self, argv: Sequence[Word], *, block: bool = False, **options: Unpack[Options]) -> Job:
         """Put a command into the queue.
 
         Args:
             argv: the command as a list, executed verbatim.
+            block: where the queue is full, wait for room.
             options: see :class:`foxqueue.wishes.Options`; the defaults of ``foxqueue submit``.
 
         Returns:
-            The job as it was accepted. ``warnings`` of this client says what is worth knowing.
+            The job as it was accepted, or with ``if_exists="return"`` the one that has its unique key. ``warnings`` of
+            this client says what is worth knowing.
 
         Raises:
             InvalidInput: something is malformed.
             Unsatisfiable: no registered device can ever meet it.
+            QueueFull: there are as many unfinished jobs as there may be.
+            JobExists: an unfinished job has its unique key.
+            JobNotFound, JobGone: there is no such parent.
             OutcomeUnknown: no answer came; it may or may not be queued.
             ServerUnavailable: the server refuses it for now.
         """
-        return self.put(self._submitter.command(argv, options))
+        return self.put(self._putting.submitter.command(argv, options), block=block)
 
     def enqueue(
         self,
         function: Function,
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
+        *,
+        block: bool = False,
         **options: Unpack[Options],
     ) -> Job:
         """Put a Python call into the queue; :meth:`Job.result` waits for what it returns.
@@ -131,21 +124,17 @@ class Client:
             function: its name like ``package.module:function``, or itself where it has such a name.
             args: positional arguments: plain data and NumPy arrays, see :mod:`foxqueue.payload`; 1 MiB at most.
             kwargs: arguments by name.
-            options: as of :meth:`submit`.
+            block, options: as of :meth:`submit`.
 
         Raises:
             InvalidInput: the function cannot be found by its name, an argument cannot be packed, or as of submit.
-            Unsatisfiable, OutcomeUnknown, ServerUnavailable: as of submit.
+            Others as of submit.
         """
-        return self.put(self._submitter.call(function, args, kwargs, options))
+        return self.put(self._putting.submitter.call(function, args, kwargs, options), block=block)
 
-    def put(self, submission: Submission) -> Job:
+    def put(self, submission: Submission, *, block: bool = False) -> Job:
         """Put a checked request into the queue; see :meth:`submit`."""
-        said = self._judge.warnings(submission.wishes)
-        job = submission.job(self._judge.priority(submission.wishes))
-        number, born = self.broker.enqueue(job, submission.environment)
-        self.warnings = _warnings(said, submission.left_out)
-        return Job.accepted(self, job, number, born)
+        return self._putting.one(self, submission, block)
 
     def submit_many(
         self, requests: Iterable[Mapping[str, Any]], progress: Callable[[int, int], None] | None = None
@@ -165,65 +154,152 @@ class Client:
 
         Raises:
             InvalidInput, Unsatisfiable: of one request; the text begins with its place. Nothing was sent.
+            JobNotFound, JobGone: there is no such parent; the text begins likewise. Nothing was sent.
             PartlySubmitted: a chunk was refused, or it is not known whether it was accepted. It has the jobs of the
                 chunks before.
         """
-        submissions = self._submitter.many(requests)
-        jobs: list[NewJob] = []
-        judged: dict[Wishes, int] = {}
-        said: dict[str, None] = {}  # each once, in the order in which they came up
-        for submission in submissions:
-            wishes = submission.wishes
-            if wishes not in judged:
-                try:
-                    said |= dict.fromkeys(self._judge.warnings(wishes))
-                except Unsatisfiable as error:
-                    raise Unsatisfiable(f"requests[{len(jobs)}]: {error}") from error
-                judged[wishes] = self._judge.priority(wishes)
-            jobs.append(submission.job(judged[wishes]))
-        accepted: list[Job] = []
-        for chunk, environment in _chunks(jobs, submissions):
-            try:
-                found = self.broker.enqueue_many(chunk, environment)
-            except FoxqueueError as error:
-                unknown = len(chunk) if isinstance(error, OutcomeUnknown) else 0
-                raise PartlySubmitted(accepted, len(jobs), unknown, error) from error
-            accepted += [Job.accepted(self, job, *name) for job, name in zip(chunk, found, strict=True)]
-            if progress:
-                progress(len(accepted), len(jobs))
-        self.warnings = _warnings(said, dict.fromkeys(name for one in submissions for name in one.left_out))
-        return accepted
+        return self._putting.many(self, requests, progress)
 
-    def job(self, number: int) -> Job:
-        """The job with this number.
+    def sweep(
+        self,
+        argv: Sequence[Word],
+        params: Mapping[str, Iterable[Any]] | None = None,
+        rows: Iterable[Mapping[str, Any]] | None = None,
+        *,
+        max_concurrent: int | None = None,
+        max_fails: int | None = None,
+        name_template: str | None = None,
+        max_runs: int = 100_000,
+        progress: Callable[[int, int], None] | None = None,
+        **options: Unpack[Options],
+    ) -> Group:
+        """Put one command into the queue with many parameters: the whole sweep appears at once, or nothing of it.
+
+        fox.sweep(["python", "train.py", "--lr", "{lr}"], {"lr": [0.1, 0.01]}).wait()
+
+        Args:
+            argv: the command. In its words ``{name}`` stands for a parameter, and ``{{name}}`` for the text ``{name}``.
+            params: names and lists of values: every combination is a run.
+            rows: names and values of each run, all with the same names; with ``params``, each row with every
+                combination. Values are text, or become text by ``str``.
+            max_concurrent: how many may run at once.
+            max_fails: after how many failures in a row, for one reason, no more are started until it is resumed.
+            name_template: for the names of the runs, like the command.
+            max_runs: how many it may have; over that it is refused.
+            progress: called after each piece with how many runs are in and how many there are in all.
+            options: of every run, as of :meth:`submit`. ``group`` is the sweep's name, ``sweep-<UTC>-<4 hex>`` by
+                default. The parameters become tags.
+
+        Raises:
+            InvalidInput: something is malformed; of one run, the text begins with its place and parameters.
+            GroupExists: there is a group of that name.
+            Unsatisfiable, QueueFull, JobNotFound, JobGone: as of :meth:`submit`.
+            ServerUnavailable: the server is gone. In all these cases nothing of it is in the queue.
+            OutcomeUnknown: the last step had no answer; a note of the error says what is in the queue.
+        """
+        from foxqueue.sweeping import sweep  # as what follows, not needed by most
+
+        return sweep(
+            self,
+            argv,
+            params,
+            rows,
+            max_concurrent=max_concurrent,
+            max_fails=max_fails,
+            name_template=name_template,
+            max_runs=max_runs,
+            progress=progress,
+            **options,
+        )
+
+    def claim(
+        self, device: str | int | Device, *, simulate: str | None = None, cpu: int = 0, timeout: float | None = None
+    ) -> Claim:
+        """A job for a device, in this process: ``with fox.claim("gpu:0", timeout=60) as run:``.
+
+        Args:
+            device: ``gpu:0``, ``sim:0``, ``cpu:0``, an index, a UUID, or a device itself.
+            simulate: simulated GPUs in place of real ones, like ``1x24G``.
+            cpu: how many CPU slots this machine has.
+            timeout: seconds to wait for a job, None for as long as it takes; when they are over, ``run`` is None.
+
+        Raises:
+            InvalidInput: one of them is malformed.
+            NoDevice: there is no such device.
+            DeviceHeld: at the entrance: a foxqueue worker serves the device.
+            LeaseLost: on leaving: the job was another's before it was completed.
+        """
+        if self._claims is None:
+            from foxqueue.claiming import Claims
+
+            self._claims = Claims(self.broker, self.config)
+        return self._claims.claim(device, simulate=simulate, cpu=cpu, timeout=timeout)
+
+    def pause(
+        self, reason: str = "", *, group: str | None = None, device: str | None = None, requeue_running: bool = False
+    ) -> bool:
+        """Let nothing start any more: of the whole queue, of a group or on a device. See :mod:`foxqueue.pausing`.
+
+        Args:
+            reason: for people, one line.
+            group: its name.
+            device: its UUID, or as ``foxqueue gpus`` shows it.
+            requeue_running: end what runs there; those jobs wait again, and the attempt is not counted.
+
+        Returns:
+            False when it was paused with these words before.
+
+        Raises:
+            InvalidInput: both a group and a device are given, or the reason is no line.
+            GroupNotFound, NoDevice: there is none.
+        """
+        from foxqueue.pausing import pause, scope_of
+
+        scope = scope_of(self.inspector, group, device)
+        return pause(self.broker, self.inspector, scope, reason, requeue_running=requeue_running)[0]
+
+    def resume(self, *, group: str | None = None, device: str | None = None) -> bool:
+        """Let jobs start again; False when nothing was paused. Arguments and errors as of :meth:`pause`."""
+        from foxqueue.pausing import resume, scope_of
+
+        return resume(self.broker, scope_of(self.inspector, group, device))
+
+    def job(self, number: int | None = None, *, key: str | None = None) -> Job:
+        """The job with this number, or the newest that was submitted with this unique key.
 
         Raises:
             JobNotFound: there is none.
         """
+        if (number is None) == (key is None):
+            raise InvalidInput("give the number of a job, or key=, the unique key that it was submitted with")
+        if key is not None:
+            if not isinstance(key, str):
+                raise InvalidInput(f"unique key {key!r:.60} is no text")
+            number = whole(self.broker.connection.answer(("HGET", self.broker.keys.unique, key), "unique") or b"")
+            if not number:
+                raise JobNotFound(f"there is no job with the unique key {key!r}")
         if isinstance(number, bool) or not isinstance(number, int) or number < 1:
             raise InvalidInput(f"job {number!r} is not a number of a job: give a positive whole number")
         return Job(self, self.inspector.job(number))
 
-    def listing(
-        self,
-        state: str | Collection[str] | None = None,
-        name: str | None = None,
-        mine: bool = False,
-        limit: int = 50,
-    ) -> Listing:
-        """As :meth:`jobs`, with how many there are in all."""
-        states = [state] if isinstance(state, str) else list(state or ())
-        for word in states:
-            if word not in STATES:
-                raise InvalidInput(f"state {word!r} is not one: give {', '.join(STATES)}")
+    def last(self) -> Job:
+        """The newest job that this user submitted.
+
+        Raises:
+            JobNotFound: there is none, or only very old ones.
+        """
+        from foxqueue.selection import last_of
+
+        return self.job(last_of(self.broker, self.inspector, user()))
+
+    def listing(self, selection: Selection | None = None, limit: int = 50) -> Listing:
+        """As :meth:`jobs`, of a selection by filters, with how many there are in all."""
+        from foxqueue.selection import select
+
+        selection = selection or select()
         if isinstance(limit, bool) or not isinstance(limit, int) or limit < 1:
             raise InvalidInput(f"limit {limit!r} is not possible: give a whole number above 0")
-        me = user()
-
-        def match(job: JobView) -> bool:
-            return (name is None or fnmatchcase(job.name or "", name)) and (not mine or job.user == me)
-
-        return self.inspector.jobs(states, match if mine or name is not None else None, limit)
+        return self.inspector.jobs(selection.states, selection.match(), limit, group=selection.group)
 
     def jobs(
         self,
@@ -231,16 +307,26 @@ class Client:
         name: str | None = None,
         mine: bool = False,
         limit: int = 50,
+        *,
+        tags: Mapping[str, str | None] | None = None,
+        group: str | None = None,
     ) -> list[Job]:
-        """List jobs: pending in the order in which they would run, scheduled, running, then ended, newest first.
+        """List jobs: pending in the order in which they would run, then others that wait, running, and ended, newest
+        first.
 
         Args:
             state: one or several words; all by default.
             name: pattern with ``*`` and ``?``, matched with case.
             mine: only those submitted by this user.
             limit: how many at most.
+            tags: only those that have all of these, None for any value.
+            group: only those of this group.
         """
-        return [Job(self, view) for view in self.listing(state, name, mine, limit).jobs]
+        from foxqueue.selection import select
+
+        states = [state] if isinstance(state, str) else list(state or ())
+        selection = select(states=states, name=name, tags=tags, group=group, user=user() if mine else None)
+        return [Job(self, view) for view in self.listing(selection, limit).jobs]
 
     def gpus(self) -> list[dict[str, Any]]:
         """All registered devices, CPU slots and those without a worker too."""
@@ -268,23 +354,7 @@ class Client:
             WaitTimeout: the time is over.
             JobNotFound, JobGone: the server lost one.
         """
-        deadline = None if timeout is None else time.monotonic() + timeout
-        waiting = list(jobs)
-        event = self._patiently(self.inspector.last_event, deadline)
-        while True:
-            self._patiently(self.look, deadline)
-            self._patiently(partial(self._reread, waiting), deadline)
-            for job in [job for job in waiting if job.ended]:
-                waiting.remove(job)
-                if on_end:
-                    on_end(job)
-            if not waiting:
-                return
-            if deadline is not None and time.monotonic() >= deadline:
-                which = ", ".join(f"{job.number} is {job.state}" for job in waiting[:SHOWN])
-                more = f" and {len(waiting) - SHOWN:,} more" if len(waiting) > SHOWN else ""
-                raise WaitTimeout(f"the time is over and not all have ended: job {which}{more}")
-            event = self._news_of({job.number for job in waiting}, event, deadline)
+        self._following.wait(jobs, timeout, on_end)
 
     def look(self) -> None:
         """Help the queue along, as every client does: due jobs start, overdue leases end.
@@ -293,87 +363,12 @@ class Client:
             ServerUnavailable, ServerRefused: no answer. That the data are damaged is told once and stops nobody from
                 reading them.
         """
-        try:
-            self.broker.sweep()
-        except (ServerUnavailable, ServerRefused):
-            raise
-        except ServerError as error:
-            if not self._warned:
-                _log.warning("%s", error)
-            self._warned = True
-
-    def _news_of(self, numbers: set[int], event: str, deadline: float | None) -> str:
-        """Block until something happened to one of the jobs, at most a second; other jobs' events pass by."""
-        end = min(time.monotonic() + BLOCK_S, deadline or float("inf"))
-        while (left := end - time.monotonic()) > 0:
-            news = self._patiently(partial(self.inspector.news, event, left), deadline)
-            event = news.event
-            if news.jobs & numbers:
-                break
-        return event
+        self._following.look()
 
     def pieces(self, job: Job) -> Iterator[Piece]:
         """Output of a job as it comes, over all its attempts, until it has ended. See :meth:`Job.follow`."""
-        event, last = self._patiently(self.inspector.last_event, None), "0-0"
-        while True:
-            self._patiently(self.look, None)
-            self._patiently(partial(self._reread, [job]), None)
-            end = time.monotonic() + (0.0 if job.ended else BLOCK_S)
-            while True:
-                left = max(end - time.monotonic(), 0.001)
-                news = self._patiently(partial(self.inspector.news, event, left, job.number, last), None)
-                event = news.event
-                for piece in news.pieces:
-                    last = piece.entry
-                    yield piece
-                if job.ended and not news.pieces:
-                    return
-                if not job.ended and (job.number in news.jobs or time.monotonic() >= end):
-                    break
-
-    def _patiently(self, ask: Callable[[], T], deadline: float | None) -> T:
-        """Ask again while the server is away, and say so now and then."""
-        said = 0.0
-        while True:
-            try:
-                return ask()
-            except ServerUnavailable as error:
-                now = time.monotonic()
-                if deadline is not None and now > deadline:
-                    raise WaitTimeout(f"the time is over, and {error}") from error
-                if not said or now - said > _SAY_AGAIN_S:
-                    said = now
-                    _log.warning("%s; still waiting", error)
-                time.sleep(_PAUSE_S)
-
-    def _reread(self, jobs: Sequence[Job]) -> None:
-        """Read jobs again in one go, without the reasons they wait."""
-        for job, view in zip(jobs, self.inspector.views([job.number for job in jobs]), strict=True):
-            job.view = same_job(view, job.number, job.born)
+        return self._following.pieces(job)
 
     def current(self, number: int, born: str) -> JobView:
         """The job as it is now, if the number is still its own."""
         return same_job(self.inspector.job(number), number, born)
-
-
-def _warnings(said: Iterable[str], left_out: Iterable[str]) -> list[str]:
-    warnings, names = list(said), ", ".join(left_out)
-    if names:
-        warnings.append(f"left out of the job's environment: {names} (-e NAME, in Python env=, passes one)")
-    return warnings
-
-
-def _chunks(
-    jobs: Sequence[NewJob], submissions: Sequence[Submission]
-) -> Iterator[tuple[Sequence[NewJob], Environment]]:
-    """Parts that the broker takes in one step: of one environment, and not too large."""
-    start = size = 0
-    for at, (job, submission) in enumerate(zip(jobs, submissions, strict=True)):
-        size += len(job.spec)
-        kept = submissions[start].environment
-        full = at - start == CHUNK_JOBS or size > CHUNK_BYTES or submission.environment is not kept
-        if at > start and full:
-            yield jobs[start:at], kept
-            start, size = at, len(job.spec)
-    if jobs:
-        yield jobs[start:], submissions[start].environment

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from foxqueue.broker import NewJob
-from foxqueue.errors import JobCancelled, JobFailed, JobGone, JobNotFound, NotCancelled, NotRequeued, ValueUnreadable
+from foxqueue.errors import InvalidInput, JobCancelled, JobFailed, JobGone, JobNotFound, ServerError, ValueUnreadable
 from foxqueue.job import JobView
 from foxqueue.job import view as view_of
-from foxqueue.states import CANCELLED, PENDING
+from foxqueue.states import CANCELLED, PENDING, RUNNING, WAITING
 from foxqueue.submission import user
+from foxqueue.units import parse_priority
 
 if TYPE_CHECKING:
+    from foxqueue.changing import Change
     from foxqueue.client import Client
 
 
@@ -59,11 +62,23 @@ class Job:
 
     def __getattr__(self, name: str) -> Any:
         if name == "view":  # of a job just accepted: made when somebody looks at it
-            self.view = _accepted_view(self._accepted, self.number, self.born)
+            self.view = self._first_view()
             return self.view
         if name.startswith("_"):
             raise AttributeError(name)
         return getattr(self.view, name)
+
+    def _first_view(self) -> JobView:
+        view = _accepted_view(self._accepted, self.number, self.born)
+        if self._accepted.more:  # what it waits for, and whether it can run at all, was judged by the server
+            with contextlib.suppress(ServerError, JobNotFound, JobGone):
+                return self._client.current(self.number, self.born)
+        return view
+
+    @property
+    def is_new(self) -> bool:
+        """Whether this handle comes from the job's submission; not where another job has its unique key."""
+        return "_accepted" in self.__dict__
 
     def __repr__(self) -> str:
         return f"<Job {self.number} {self.state}>"
@@ -94,7 +109,9 @@ class Job:
         return self
 
     def result(self, timeout: float | None = None) -> Any:
-        """Wait until it has ended, and return what its function returned; None for a plain command.
+        """Wait until it has ended, and return what its function returned, or what a custom worker gave as its result.
+
+        None for a plain command.
 
         Args:
             timeout: seconds, None for as long as it takes.
@@ -113,7 +130,7 @@ class Job:
             raise JobCancelled(self, self.detail or "")
         if not self.succeeded:
             raise _failure(self)
-        if not isinstance(self.view.spec.get("call"), dict):
+        if not isinstance(self.view.spec.get("call"), dict) and not self.view.result.get("returned"):
             return None
         data = self._client.inspector.value(self.number)
         self.refresh()  # afterwards: what was read belongs to the job that still has the number
@@ -131,32 +148,87 @@ class Job:
             NotCancelled: it had ended otherwise.
             JobNotFound, JobGone: there is no such job.
         """
-        word = self._client.broker.cancel(self.number, self.born, user())
-        if word == "missing":
-            raise JobNotFound(f"there is no job {self.number}")
-        self.refresh()
-        if word not in ("ok", "cancelled"):
-            raise NotCancelled(f"job {self.number} cannot be cancelled: it had {self.state} before")
-        return self
+        from foxqueue.changing import CANCEL  # as below, not needed by those who only submit
 
-    def requeue(self) -> Job:
+        return self._change(CANCEL)
+
+    def requeue(self, cascade: bool = False) -> Job:
         """Put it back into the queue, failed or cancelled as it is: its attempts and losses are counted anew.
 
+        Args:
+            cascade: afterwards its children that were cancelled because of it are put back too, and theirs. It may wait
+                or run by then.
+
         Raises:
-            NotRequeued: it is neither failed nor cancelled, or what it needs to run is no longer kept.
+            NotRequeued: it is neither failed nor cancelled, what it needs to run is no longer kept, its unique key is
+                another job's, or a job that it waits for can never be met.
+            QueueFull: there is no room for it.
             JobNotFound, JobGone: there is no such job.
         """
-        word = self._client.broker.requeue(self.number, self.born, user())
-        if word == "missing":
+        from foxqueue.changing import REQUEUE
+
+        if not (cascade and self.refresh().state in WAITING | {RUNNING}):
+            self._change(REQUEUE)
+        return self._cascade() if cascade else self
+
+    def _cascade(self) -> Job:
+        from foxqueue.changing import cascade, queue_full
+
+        for outcome in cascade(self._client.broker, self._client.inspector, [self.number], user()):
+            if outcome.word == "full":
+                raise queue_full(outcome, self._client.job(outcome.number).user)
+        return self.refresh()
+
+    def hold(self) -> Job:
+        """Keep it from starting until :meth:`unhold`, though it does not lose its place.
+
+        Raises:
+            NotChanged: it does not wait, or is held already.
+            JobNotFound, JobGone: there is no such job.
+        """
+        from foxqueue.changing import HOLD
+
+        return self._change(HOLD)
+
+    def unhold(self) -> Job:
+        """Let it go again.
+
+        Raises:
+            NotChanged: it is not held.
+            JobNotFound, JobGone: there is no such job.
+        """
+        from foxqueue.changing import UNHOLD
+
+        return self._change(UNHOLD)
+
+    def reprioritize(self, priority: int | str | None = None, front: bool = False) -> Job:
+        """Give it another priority, or a place before everything that is pending now.
+
+        Args:
+            priority: 0 to 9, or low, medium, high; higher runs first, and a level is a head start in time (the setting
+                ``aging``). None leaves it.
+            front: before all that is pending.
+
+        Raises:
+            InvalidInput: no such priority, or neither was asked for.
+            NotChanged: it has ended.
+            JobNotFound, JobGone: there is no such job.
+        """
+        from foxqueue.changing import reprioritizing
+
+        if priority is None and not front:
+            raise InvalidInput("nothing to change: give a priority, or front=True")
+        return self._change(reprioritizing(None if priority is None else parse_priority(priority), front))
+
+    def _change(self, change: Change) -> Job:
+        from foxqueue.changing import change_one
+
+        outcome = change_one(self._client.broker, change, self.number, self.born, user())
+        if outcome.word == "missing":
             raise JobNotFound(f"there is no job {self.number}")
         self.refresh()
-        why = {
-            "no": f"it is {self.state}, not failed or cancelled",
-            "gone": "its environment is no longer kept: submit it again",
-            "unreadable": "its record in Redis cannot be read: submit it again",
-        }
-        if word in why:
-            raise NotRequeued(f"job {self.number} cannot be requeued: {why[word]}")
+        if outcome.word not in change.words:
+            raise change.refused(self.view, outcome)
         return self
 
     def logs(self) -> bytes:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from foxqueue.broker import Broker
 from foxqueue.devices import SeenDevice
 from foxqueue.errors import Unsatisfiable
-from foxqueue.inspector import Inspector
+from foxqueue.inspector import Inspector, Seen
 from foxqueue.requirement import Requirement, fits
 from foxqueue.units import DEFAULT_PRIORITY
 from foxqueue.waiting import never_fits
@@ -19,10 +20,10 @@ LOOK_KEPT_S = 1.0
 
 @dataclass(frozen=True)
 class _Look:
-    """The devices at one moment, and what was said about needs then."""
+    """The devices and what is paused at one moment, and what was said about needs then."""
 
     taken: float
-    devices: list[SeenDevice]
+    seen: Seen
     warnings: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
 
@@ -36,7 +37,7 @@ class Judge:
         self._priorities: tuple[float, dict[str, int]] | None = None
 
     def warnings(self, wishes: Wishes) -> tuple[str, ...]:
-        """Refuse what can never run; say what cannot run now.
+        """Refuse what can never run; say what cannot run now, and when it starts where a moment was named.
 
         Raises:
             Unsatisfiable: no device registered at this moment can ever meet the need.
@@ -46,13 +47,21 @@ class Judge:
             look = self._take()
         known = look.warnings.get(wishes.shape)
         if known is None:
-            if never_fits(wishes.need, look.devices):
+            if never_fits(wishes.need, look.seen.devices):
                 look = self._take()  # a device may have come since
-                never = never_fits(wishes.need, look.devices)
+                never = never_fits(wishes.need, look.seen.devices)
                 if never:
                     raise Unsatisfiable(f"{never}: ask for less, or add such a device")
-            known = look.warnings[wishes.shape] = _warnings(wishes.need, look.devices)
-        return known
+            said = (*self._paused(wishes.group, look.seen), *_warnings(wishes.need, look.seen.devices))
+            known = look.warnings[wishes.shape] = said
+        return known if wishes.start is None else (wishes.start.note(time.time() * 1000), *known)
+
+    def _paused(self, group: str | None, seen: Seen) -> Iterator[str]:
+        """What is said of the namespace and the group where they are paused."""
+        if "*" in seen.paused:
+            yield f"the queue is paused by {seen.paused['*']}: the job waits for foxqueue resume"
+        if group is not None and (by := self._inspector.paused([group]).get(f"@{group}")):
+            yield f"group {group} is paused by {by}: the job waits for foxqueue resume --group {group}"
 
     def priority(self, wishes: Wishes) -> int:
         """The priority asked for, else the one that the namespace gives to the model type, else medium."""
@@ -68,7 +77,7 @@ class Judge:
         return known[1].get(wishes.model_type.lower(), DEFAULT_PRIORITY)
 
     def _take(self) -> _Look:
-        look = self._look = _Look(time.monotonic(), self._inspector.devices())
+        look = self._look = _Look(time.monotonic(), self._inspector.seen())
         return look
 
 
@@ -82,4 +91,19 @@ def _warnings(need: Requirement, devices: list[SeenDevice]) -> tuple[str, ...]:
         return ("only CPU slots are registered: the job waits until a worker with a GPU starts (foxqueue up)",)
     if not any(device.live for device in of_kind):
         return ("no worker is running for a matching device: the job waits until one starts (foxqueue up)",)
+    if all(device.state == "paused" for device in of_kind if device.live):
+        return ("all devices of its kind are paused: the job waits until one is resumed (foxqueue gpus)",)
     return ()
+
+
+def sentences(said: Iterable[str], left_out: Iterable[str]) -> list[str]:
+    """What a submission has to say, for people.
+
+    Args:
+        said: by the judge.
+        left_out: names of variables that stay behind.
+    """
+    found, names = list(said), ", ".join(left_out)
+    if names:
+        found.append(f"left out of the job's environment: {names} (-e NAME, in Python env=, passes one)")
+    return found

@@ -40,6 +40,12 @@ def _remember(context: click.Context, parameter: click.Parameter, value: str | N
         context.meta[_META + str(parameter.name)] = value
 
 
+def given_before(context: click.Context) -> list[str]:
+    """Those of --url, --namespace and --home that were given before this command, as words."""
+    given = ((flag, context.meta.get(_META + flag.lstrip("-"))) for flag, _, _ in _COMMON)
+    return [word for flag, value in given if value is not None for word in (flag, value)]
+
+
 def config() -> Config:
     """The configuration, with the options of this command line."""
     from foxqueue.config import load_config
@@ -70,6 +76,19 @@ def job_number(text: str) -> int:
     raise click.BadParameter(
         f"{text!r} is not the number of a job: give a positive whole number, as foxqueue ls shows it"
     )
+
+
+JOB = "NUMBER|last"  # how an argument of one_job is shown
+
+
+def one_job(text: str) -> int | None:
+    """Read the number of a job; None for ``last``, the newest of this user. A parameter's ``type``."""
+    if text == "last":
+        return None
+    try:
+        return job_number(text)
+    except click.BadParameter as error:
+        raise click.BadParameter(f"{error.message}, or last for your newest") from error
 
 
 class Whole(click.IntRange):

@@ -24,13 +24,14 @@ _ELASTIC = frozenset({"NAME", "WHY", "DETAIL", "UUID", "WORKER", "DEVICE"})
 _NARROWEST = 8
 # Columns that go where the terminal is too narrow for all, the first ones first. The first column of a table stays.
 _LEFT_OUT = (
-    *("PRIO", "USER", "SINCE", "PID", "UTIL", "UUID", "DEVICE", "HOST", "TIME"),
+    *("CANCELLED", "TOTAL", "PRIO", "USER", "SINCE", "PID", "UTIL", "UUID", "DEVICE", "HOST", "TIME"),
     *("FREE/TOTAL", "WHY", "DETAIL", "NAME", "JOB", "STATE", "RESULT"),
 )
 
 _STATE_STYLES = {
     "pending": "yellow",
     "scheduled": "yellow",
+    "blocked": "yellow",
     "running": "cyan",
     "succeeded": "green",
     "failed": "red",
@@ -40,6 +41,8 @@ _STATE_STYLES = {
     "leased": "cyan",
     "busy": "cyan",
     "occupied": "yellow",
+    "paused": "yellow",
+    "open": "green",
     "unavailable": "red",
     "dirty": "red",
     "ok": "green",

@@ -19,7 +19,7 @@ def test_settings_are_shown_changed_and_audited(shell: Shell, queue: Queue) -> N
     assert shell.fox("config", "set", "aging", "90m")[0] == "aging = 90m\n"
     assert shell.fox("config", "get", "aging")[0] == "90m\n"
     found = json.loads(shell.fox("config", "get", "--json")[0])
-    assert (found["aging"], found["max_losses"], found["lease"], found["schema"]) == ("90m", "3", "15s", "1")
+    assert (found["aging"], found["max_losses"], found["lease"], found["schema"]) == ("90m", "3", "15s", "2")
     assert shell.fox("config", "set", "aging", "default")[0] == "aging = 4h\n"
     events = [fields[b"set"] for _, fields in queue.broker.redis.xrange(queue.broker.keys.events)]
     assert events == [b"aging_us=5400000000", b"aging_us="]

@@ -91,8 +91,8 @@ def test_a_kind_of_device_that_is_not_registered_gives_a_warning(fox: Client, qu
 
 def test_devices_are_looked_at_once_a_second(fox: Client, queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
     looks = []
-    devices = fox.inspector.devices
-    monkeypatch.setattr(fox.inspector, "devices", lambda: looks.append(time.monotonic()) or devices())
+    seen = fox.inspector.seen
+    monkeypatch.setattr(fox.inspector, "seen", lambda: looks.append(time.monotonic()) or seen())
     register(queue, "SIM-1")
     end = time.monotonic() + 2.5
     while time.monotonic() < end:
@@ -182,7 +182,14 @@ def test_groups_follow_each_other_and_ended_jobs_stand_newest_first(fox: Client,
     assert numbers(fox.jobs(name="W*")) == []
     assert len(fox.jobs(mine=True)) == 6
     listing = fox.listing(limit=2)
-    assert listing.counts == {"pending": 1, "scheduled": 1, "running": 1, "finished": 2, "failed": 1}
+    assert listing.counts == {
+        "pending": 1,
+        "scheduled": 1,
+        "blocked": 0,
+        "running": 1,
+        "finished": 2,
+        "failed": 1,
+    }
 
 
 def test_a_long_queue_is_listed_over_many_batches(fox: Client, queue: Queue) -> None:
@@ -298,6 +305,10 @@ def test_figures_of_the_queue(fox: Client, queue: Queue) -> None:
         "failed": 0,
         "oldest_pending_s": None,
         "last_claim_s": None,
+        "scheduled": 0,
+        "blocked": 0,
+        "unfinished": 0,
+        "paused": None,
     }
     register(queue, "SIM-1")
     register(queue, "SIM-2", "w2")
@@ -320,6 +331,10 @@ def test_figures_of_the_queue(fox: Client, queue: Queue) -> None:
         "available_gpu_slots": 1,
         "finished": 1,
         "failed": 1,
+        "scheduled": 0,
+        "blocked": 0,
+        "unfinished": 0,  # of jobs whose user is known
+        "paused": None,
     }
 
 
@@ -344,7 +359,8 @@ def test_passwords_with_any_character_and_none_is_ever_told(tmp_path: Path, monk
 def test_a_listing_misses_nobody_while_others_leave(fox: Client, queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
     """Jobs that are claimed between two pages shift none of the others out of the list."""
     accepted = fox.submit_many([{"argv": ["true"]} for _ in range(350)])
-    ask, worker = fox.inspector._ask, queue.worker()
+    reader, worker = fox.inspector._reader, queue.worker()
+    ask = reader.ask
     left: list[int] = []
 
     def meanwhile(commands: Sequence[tuple[Any, ...]]) -> list[Any]:
@@ -355,7 +371,7 @@ def test_a_listing_misses_nobody_while_others_leave(fox: Client, queue: Queue, m
                 queue.complete(run)
         return ask(commands)
 
-    monkeypatch.setattr(fox.inspector, "_ask", meanwhile)
+    monkeypatch.setattr(reader, "ask", meanwhile)
     listed = [job.number for job in fox.jobs(state="pending", limit=1000)]
     assert listed == sorted(set(listed)), "each once, in the order of the queue"
     assert {job.number for job in accepted} - set(left) <= set(listed) and left

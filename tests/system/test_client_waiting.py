@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -15,6 +15,8 @@ from servers import RealServer
 from wait import until
 
 from foxqueue import Client, JobGone, JobNotFound, NotCancelled, ServerUnavailable, WaitTimeout
+from foxqueue.changing import CANCEL, change_many
+from foxqueue.job import JobView
 from foxqueue.submission import user
 
 
@@ -76,6 +78,31 @@ def test_waiting_ends_with_the_job_or_with_the_time(
     assert ended == [1, 2]
     assert (first.succeeded, second.succeeded, second.exit_code) == (True, False, 1)
     assert time.monotonic() - begin < 5
+
+
+def test_a_wait_for_thousands_reads_again_what_events_speak_of(
+    fox: Client, queue: Queue, background: Callable[[Callable[[], object]], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jobs = fox.submit_many([{"argv": ["true"]}] * 3000)
+    views, read, ended = fox.inspector.views, [], []
+
+    def counting(numbers: Sequence[int]) -> list[JobView | None]:
+        read.append(len(numbers))
+        return views(numbers)
+
+    monkeypatch.setattr(fox.inspector, "views", counting)
+
+    def play() -> None:
+        until(lambda: read, what="the waiter")
+        worker = queue.worker()
+        for _ in range(200):
+            queue.complete(worker.claim())
+        list(change_many(queue.broker, CANCEL, ((job.number, job.born) for job in jobs[200:]), "me"))
+
+    background(play)
+    fox.wait(jobs, 60, on_end=lambda job: ended.append(job.number))
+    assert sorted(ended) == [job.number for job in jobs]
+    assert sum(read) < 5 * len(jobs), "not all of them again with each piece of news"
 
 
 def test_a_waiting_client_starts_what_is_due_and_survives_restarts(

@@ -20,8 +20,8 @@ from foxqueue import (
     PartlySubmitted,
     ServerUnavailable,
     Unsatisfiable,
-    broker,
     judging,
+    sender,
 )
 from foxqueue.broker import CHUNK_BYTES, CHUNK_JOBS
 from foxqueue.codec import unpack
@@ -41,9 +41,9 @@ def sent(fox: Client, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     steps: list[int] = []
     enqueue_many = fox.broker.enqueue_many
 
-    def counting(jobs: Any, env: Any, token: Any = None) -> Any:
+    def counting(jobs: Any, *more: Any, **named: Any) -> Any:
         steps.append(len(jobs))
-        return enqueue_many(jobs, env, token)
+        return enqueue_many(jobs, *more, **named)
 
     monkeypatch.setattr(fox.broker, "enqueue_many", counting)
     return steps
@@ -185,7 +185,7 @@ def test_a_lost_answer_doubles_nothing(cutter: Cutter, fox: Client, tmp_path: Pa
 def test_a_server_that_falls_silent_leaves_one_step_in_doubt(
     cutter: Cutter, fox: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
-    monkeypatch.setattr(broker, "RESEND_S", 0.3)
+    monkeypatch.setattr(sender, "RESEND_S", 0.3)
     with Client(cutter.url, "test", tmp_path) as far:
         with pytest.raises(PartlySubmitted, match=f"of the next {CHUNK_JOBS} it is not known") as caught:
             far.submit_many(commands(SOME), progress=lambda *_: cutter.lose(how, load("enqueue").sha, 10_000))
