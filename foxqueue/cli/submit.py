@@ -4,58 +4,79 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from foxqueue import foxlines
 from foxqueue.cli import output
-from foxqueue.cli.options import Whole, client, common, json_option
-from foxqueue.errors import ServerError
+from foxqueue.cli.options import client, common, given_before, json_option
+from foxqueue.cli.submit_options import asked, job_options
+from foxqueue.errors import FoxqueueError, InvalidInput, ServerError
 
 if TYPE_CHECKING:
     from foxqueue.client import Client, Job
+    from foxqueue.submission import Submission
 
 NEAR_BYTES = 4096  # how far the next line may be for the output to go on there after a gap
 DETACHED = 130  # what a shell shows for a command that Ctrl-C ended
 
 
+class _Submit(click.Command):
+    """Reads the options in the script that it is to submit, too; those of the command line win."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """As click does, with the words of the script's lines put before those of the command line."""
+        script = None if ctx.resilient_parsing else self._script(ctx, args)
+        if script is not None:
+            ctx.obj = script, [self._alone(ctx, line) for line in script.lines]
+            args = [word for line in script.lines for word in line.words] + given_before(ctx) + args
+        return super().parse_args(ctx, args)
+
+    def _script(self, ctx: click.Context, args: list[str]) -> foxlines.Script | None:
+        """The script that the command line submits, if it is one that holds options."""
+        try:
+            found, _, _ = self.make_parser(_apart(ctx)).parse_args(list(args))
+        except click.UsageError:  # told when all is parsed
+            return None
+        words = found.get("argv")
+        return foxlines.script(words[0]) if isinstance(words, tuple | list) and words else None
+
+    def _alone(self, ctx: click.Context, line: foxlines.Line) -> click.Context:
+        """What one line of the script says.
+
+        Raises:
+            click.UsageError: it is malformed; the text says where it stands.
+        """
+        alone = _apart(ctx)
+        try:
+            super().parse_args(alone, list(line.words))
+        except click.UsageError as error:
+            raise click.UsageError(f"{line.place}: {error.format_message()}", ctx) from error
+        if alone.params["argv"]:
+            word = alone.params["argv"][0]
+            raise click.UsageError(f"{line.place}: {word!r} is no option: a #FOX line holds options alone", ctx)
+        return alone
+
+
+def _apart(ctx: click.Context) -> click.Context:
+    """A context of the same command that shares nothing with it."""
+    return click.Context(ctx.command, info_name=ctx.info_name, allow_interspersed_args=False)
+
+
 @click.command(
+    cls=_Submit,
     context_settings={"allow_interspersed_args": False},
     options_metavar="[OPTIONS]",
     short_help="Put a command into the queue.",
 )
-@click.option("-n", "--name", metavar="NAME", help="For people; ls --name finds it.")
+@job_options
 @click.option(
-    "-p",
-    "--priority",
-    metavar="P",
-    help="0 to 9, or low (2), medium (5), high (8). Higher runs first, and old jobs overtake.  [default: by model "
-    "type, else medium]",
+    "--script", "keep", is_flag=True, help="CMD is a script: a copy of it goes along, and what runs is the copy."
 )
-@click.option("--gpus", type=Whole(0, 1), default=1, show_default=True, help="1 GPU, or 0: a CPU slot.")
-@click.option("--gpu-memory", metavar="SIZE", help="Floor of the GPU's memory, like 8G.")
-@click.option("-t", "--time-limit", metavar="TIME", help="End the job after this time, like 30m.")
-@click.option("--retries", type=Whole(0, 1000), default=0, show_default=True, help="More attempts after a failed one.")
-@click.option(
-    "--retry-delay",
-    default="10s",
-    show_default=True,
-    metavar="TIME",
-    help="Before the first retry; doubles with each further one.",
-)
-@click.option("-d", "--cwd", metavar="DIR", help="Where it runs.  [default: here]")
-@click.option("-e", "--env", "variables", multiple=True, metavar="K=V|NAME", help="Set, or pass on, a variable.")
-@click.option("--tag", "tags", multiple=True, metavar="K=V", help="A name and a value for people.")
-@click.option("--description", metavar="TEXT", help="For people.")
-@click.option("--model-type", metavar="TEXT", help="What is trained: for people, and for the priority.")
-@click.option(
-    "--visible",
-    type=click.Choice(["index", "uuid"]),
-    default="index",
-    show_default=True,
-    help="What CUDA_VISIBLE_DEVICES carries.",
-)
+@click.option("--block", is_flag=True, help="Where the queue is full, wait for room.")
 @click.option(
     "-w",
     "--wait",
@@ -67,36 +88,78 @@ DETACHED = 130  # what a shell shows for a command that Ctrl-C ended
 @json_option
 @common
 @click.argument("argv", nargs=-1, type=click.UNPROCESSED, metavar="-- CMD [ARG]...")
+@click.pass_context
 def submit(
+    context: click.Context,
+    /,
     argv: tuple[str, ...],
-    variables: tuple[str, ...],
-    tags: tuple[str, ...],
+    keep: bool,
+    block: bool,
     wait: bool,
     quiet: bool,
     as_json: bool,
-    **options: Any,
+    **_: Any,
 ) -> int:
     """Put a command into the queue. It runs, exactly as written, on a GPU that nobody else has.
 
     The environment, the directory and the umask of here go along, without CUDA_*, FOXQUEUE_* and names that look
     like secrets; -e NAME passes one of those on.
-    """
-    from foxqueue.capture import explicit
-    from foxqueue.submission import prepare
 
+    A script may hold options itself: lines like #FOX --gpu-memory 8G among the comments at its beginning. Those of
+    the command line win.
+    """
     if as_json and (wait or quiet):
         raise click.UsageError("--json goes with neither --wait nor --quiet: stdout carries one thing")
-    given = explicit(variables, os.environ)
-    submission = prepare(argv, {"env": given, "tags": _tags(tags), **options}, os.environ)
-    fox = client()
-    job = fox.put(submission)
+    clients = cache(client)  # the server is asked for once, and after the options were checked, if that can be
+    submission = _submission(context, argv, keep, lambda: clients().last().number)
+    fox = clients()
+    job = fox.put(submission, block=True) if block else fox.put(submission)
     for warning in fox.warnings:
         output.say(warning)
     if not wait:
         return _tell_number(job, quiet, as_json)
     if not quiet:
-        output.say(f"job {job.number} submitted; Ctrl-C detaches, the job goes on")
+        output.say(f"{_what_came(job)}; Ctrl-C detaches, the job goes on")
     return _run(fox, job)
+
+
+def _submission(context: click.Context, argv: tuple[str, ...], keep: bool, last: Callable[[], int]) -> Submission:
+    """The request, checked. What a script's own line gets wrong is told with its place.
+
+    Args:
+        context: of the command.
+        argv: the words of the command.
+        keep: whether the script's content goes along.
+        last: number of this user's newest job.
+    """
+    from foxqueue.submission import prepare
+
+    script, lines = context.obj or (None, [])
+    try:
+        options = asked(context, last)
+        if script is not None:
+            argv = tuple(script.command(list(argv[1:]), elsewhere="cwd" in options, copied=keep))
+        return prepare(argv, options, os.environ, foxlines.kept(argv[0]) if keep and argv else None)
+    except (InvalidInput, click.BadParameter) as error:
+        for line, alone in zip(script.lines if script else (), lines, strict=True):
+            if _fault(alone, last) == str(error):
+                raise InvalidInput(f"{line.place}: {error}") from error
+        raise
+
+
+def _fault(alone: click.Context, last: Callable[[], int]) -> str:
+    """What is wrong with what one line says; empty when nothing is."""
+    from foxqueue.submission import prepare
+
+    try:
+        prepare(["true"], asked(alone, last), os.environ)
+    except (FoxqueueError, click.BadParameter) as error:
+        return str(error)
+    return ""
+
+
+def _what_came(job: Job) -> str:
+    return f"job {job.number} submitted" if job.is_new else f"job {job.number} has this unique key already"
 
 
 def _tell_number(job: Job, quiet: bool, as_json: bool) -> int:
@@ -105,7 +168,7 @@ def _tell_number(job: Job, quiet: bool, as_json: bool) -> int:
         if as_json:
             output.write_json(job.to_dict())
         else:
-            output.write(f"{job.number}\n" if quiet else f"job {job.number} submitted\n")
+            output.write(f"{job.number}\n" if quiet else f"{_what_came(job)}\n")
         output.flush()
     except (output.NotWritten, BrokenPipeError) as error:
         why = error.why if isinstance(error, output.NotWritten) else "nobody reads it"
@@ -115,18 +178,6 @@ def _tell_number(job: Job, quiet: bool, as_json: bool) -> int:
     if not quiet and not as_json and output.on_terminal():
         output.say(f"foxqueue logs -f {job.number} follows it, foxqueue cancel {job.number} ends it")
     return 0
-
-
-def _tags(pairs: Sequence[str]) -> dict[str, str]:
-    found: dict[str, str] = {}
-    for pair in pairs:
-        name, separator, value = pair.partition("=")
-        if not separator or not name:
-            raise click.BadParameter(
-                f"{pair!r} is not understood: write NAME=VALUE, like model=dqn", param_hint="--tag"
-            )
-        found[name] = value
-    return found
 
 
 def _run(fox: Client, job: Job) -> int:

@@ -13,6 +13,7 @@ from foxqueue import calls, payload
 from foxqueue.capture import current_umask
 from foxqueue.codec import unpack
 from foxqueue.errors import InvalidInput
+from foxqueue.repository import Repositories
 from foxqueue.submission import REMEMBERED, Submission, Submitter, prepare
 
 BAD: list[tuple[dict[str, Any], str]] = [
@@ -118,12 +119,12 @@ def test_a_directory_that_is_gone_is_refused(tmp_path: Path, monkeypatch: pytest
         prepare(["true"], {}, dict(os.environ))
 
 
-def test_what_has_its_default_takes_no_room() -> None:
-    spec = unpack(prepare(["true"], {"env": {}, "name": "", "tags": {}, "visible": "index"}, {}).spec)
+def test_what_has_its_default_takes_no_room(tmp_path: Path) -> None:
+    spec = unpack(prepare(["true"], {"env": {}, "name": "", "tags": {}, "visible": "index", "cwd": tmp_path}, {}).spec)
     assert set(spec) == {"v", "argv", "cwd", "umask", "submit_host", "user"}
 
 
-def test_every_option_at_once_still_fits() -> None:
+def test_every_option_at_once_still_fits(monkeypatch: pytest.MonkeyPatch) -> None:
     every: dict[str, Any] = {
         "name": "n",
         "time_limit": 1,
@@ -132,9 +133,20 @@ def test_every_option_at_once_still_fits() -> None:
         "description": "d",
         "model_type": "m",
         "visible": "uuid",
+        "retries": 1,
+        "retry_on": [3],
+        "retry_cap": "1m",
+        "notify": "true",
+        "after": 1,
+        "config": {"a": 1},
     }
+    here = {"commit": "c", "branch": None, "dirty": False}
+    monkeypatch.setattr(Repositories, "state", lambda _, directory: here)
     spec = unpack(Submitter({}).call("a:b", (1,), {"c": 2}, every).spec)
-    assert (spec["argv"], spec["name"], spec["user"], len(spec)) == (["a:b(1, c=2)"], "n", spec["user"], 14)
+    assert (spec["argv"], spec["name"], spec["user"], len(spec)) == (["a:b(1, c=2)"], "n", spec["user"], 20)
+    assert (spec["git"], spec["config"], spec["after"]) == (here, '{"a": 1}', {"1": "succeeded"})
+    spec = unpack(Submitter({}).command(["./x"], every, b"#!/bin/sh").spec)
+    assert (spec["argv"], spec["script"], spec["notify"], len(spec)) == (["./x"], b"#!/bin/sh", "true", 20)
 
 
 # What is remembered from one request to the next
