@@ -256,9 +256,9 @@ class Bindings:
         """Take ended jobs whose end is to be told."""
         return self.scripts.call("notice", limit=limit)
 
-    def told_call(self, number: int, born: str, worker: str) -> Call:
-        """The end of a job was told."""
-        return self.scripts.call("told", number=number, born=born, worker=worker)
+    def told_call(self, number: int, born: str, ended_ms: int, worker: str) -> Call:
+        """The end of a job, that of this moment, was told."""
+        return self.scripts.call("told", number=number, born=born, ended=ended_ms, worker=worker)
 
     def sweep_call(self, limit: int = SWEEP_LIMIT) -> Call:
         """Look after what time brings: due jobs, overdue leases, ended jobs to be purged."""

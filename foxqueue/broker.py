@@ -20,7 +20,7 @@ from foxqueue.errors import (
 )
 from foxqueue.keys import Keys
 from foxqueue.messages import Claimed, Environment, NamespaceSettings, NewJob, Reply
-from foxqueue.replies import read_pieces
+from foxqueue.replies import read_pieces, whole
 
 if TYPE_CHECKING:
     from redis import Redis
@@ -239,6 +239,14 @@ class Broker(Commands):
             ServerUnavailable: Redis is away.
         """
         return int(self.connection.answer(("EXISTS", *(self.keys.job(number) for number in numbers)), "jobs"))
+
+    def last_number(self) -> int:
+        """The last number of a job that was given out; 0 before the first.
+
+        Raises:
+            ServerUnavailable: Redis is away.
+        """
+        return whole(self.connection.answer(("GET", self.keys.next), "next") or b"0")
 
     def born_of(self, numbers: Sequence[int]) -> list[str | None]:
         """Enqueue ticks of jobs, None for one that is not there.

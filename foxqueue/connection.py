@@ -73,6 +73,10 @@ class Connection:
         """A client for calls that block: its time-out lies above the block time."""
         return self._redis(block_s + self._timeout_s)
 
+    def another(self, timeout_s: float) -> Connection:
+        """The same server over connections of its own, with another time-out."""
+        return Connection(self.url, self._password, timeout_s=timeout_s)
+
     def _redis(self, timeout_s: float) -> redis.Redis:
         import redis
         from redis.backoff import NoBackoff

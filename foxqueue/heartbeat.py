@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from foxqueue.broker import Broker, NamespaceSettings
+from foxqueue.broker import Broker, NamespaceSettings, Reply
 from foxqueue.errors import ServerError, ServerUnavailable
+from foxqueue.scripts import Call
 
 STUCK_S = 60.0  # a main thread that has not moved for so long after its runner went will never send the outcome
 
@@ -32,20 +33,32 @@ class Heart(threading.Thread):
     Args:
         broker: on a connection that nobody else uses.
         settings: lease and beat lengths.
-        tell: called with a kind, a text and the run's fence: ``cancel`` (who asks), ``lost`` (the word that
-            refused us), ``away``, ``again``.
+        tell: called with a kind, a text and the run's fence: ``cancel`` (who asks), ``give back`` (who paused, and
+            why), ``lost`` (the word that refused us), ``away``, ``again``.
+        swept: called with the answer of the sweep that each beat sends along; it must not wait.
+        also: gives calls that each beat sends along too.
     """
 
-    def __init__(self, broker: Broker, settings: NamespaceSettings, tell: Callable[[str, str, str], None]) -> None:
+    def __init__(
+        self,
+        broker: Broker,
+        settings: NamespaceSettings,
+        tell: Callable[[str, str, str], None],
+        swept: Callable[[Reply], None] = lambda _reply: None,
+        also: Callable[[], Sequence[Call]] = tuple,
+    ) -> None:
         super().__init__(name="heartbeat", daemon=True)
         self._broker = broker
         self._ttl_s = settings.ttl_ms / 1000
         self._beat_s = settings.beat_ms / 1000
         self._tell = tell
+        self._swept = swept
+        self._also = also
         self._changed = threading.Condition()
         self._run: Beating | None = None
         self._due = 0.0
         self._away = False
+        self._over = False
         self.moved = time.monotonic()
         self.runner_gone = False
 
@@ -62,6 +75,12 @@ class Heart(threading.Thread):
         with self._changed:
             self._run = None
 
+    def stop(self) -> None:
+        """The thread ends, at the latest with the answer to its last beat."""
+        with self._changed:
+            self._run, self._over = None, True
+            self._changed.notify()
+
     def hurry(self) -> None:
         """Beat at once: somebody says that something changed."""
         with self._changed:
@@ -73,6 +92,8 @@ class Heart(threading.Thread):
         while True:
             with self._changed:
                 while self._run is None:
+                    if self._over:
+                        return
                     self._changed.wait()
                 wait = self._due - time.monotonic()
                 if wait > 0:
@@ -91,7 +112,9 @@ class Heart(threading.Thread):
         """One beat. Returns the seconds until the next."""
         sent = time.monotonic()
         try:
-            beat, _ = self._broker.send(self._broker.heartbeat_call(run.number, run.fence), self._broker.sweep_call())
+            beat, swept, *_ = self._broker.send(
+                self._broker.heartbeat_call(run.number, run.fence), self._broker.sweep_call(), *self._also()
+            )
         except ServerError as error:
             # Redis is away: the file lock keeps the device ours, so the job lives on.
             run.feed(time.monotonic() + self._ttl_s)
@@ -103,6 +126,7 @@ class Heart(threading.Thread):
         if self._away:
             self._away = False
             self._tell("again", "", run.fence)
+        self._swept(swept)
         left = max(self._beat_s - (time.monotonic() - sent), 0.01)
         if beat.instance != run.instance:
             # Another life of the namespace knows nothing of our run: as good as away, and no reason to kill it.
@@ -110,8 +134,9 @@ class Heart(threading.Thread):
             return left
         if beat.word == "ok":
             run.feed(sent + self._ttl_s)
-            if beat.rest and beat.rest[0]:
-                self._tell("cancel", beat.rest[0].decode("utf-8", "replace"), run.fence)
+            for kind, text in zip(("cancel", "give back"), beat.rest, strict=False):
+                if text:
+                    self._tell(kind, text.decode("utf-8", "replace"), run.fence)
             return left
         self._tell("lost", beat.word, run.fence)
         return left

@@ -21,7 +21,7 @@ class Listener(threading.Thread):
         broker: for its server; the blocking client is made here.
         worker: whose tokens.
         tell: called with ``token`` and a shape (or ``*``), ``asked`` and the number of a job that is to be
-            cancelled, or ``again`` when the server answers again.
+            cancelled or given back, or ``again`` when the server answers again.
     """
 
     def __init__(self, broker: Broker, worker: str, tell: Callable[[str, str], None]) -> None:
@@ -30,11 +30,25 @@ class Listener(threading.Thread):
         self._client = broker.blocking(BLOCK_S)
         self._key = broker.keys.wake(worker)
         self._tell = tell
+        self._lock = threading.Lock()
+        self._resting = False
+        self._over = False
+
+    def rest(self) -> None:
+        """Nobody needs it for now: it ends after the block that is under way, unless :meth:`resume` is sooner."""
+        with self._lock:
+            self._resting = True
+
+    def resume(self) -> bool:
+        """It is needed again. Returns whether it goes on; false when it has ended."""
+        with self._lock:
+            self._resting = False
+            return not self._over
 
     def run(self) -> None:
         """The thread."""
         pause = 0.0
-        while True:
+        while not self._ends():
             block_s = BRIEFLY_S if pause else BLOCK_S
             try:
                 with self._connection.errors("listening"):
@@ -52,3 +66,9 @@ class Listener(threading.Thread):
                     self._tell("asked", number)
                 else:
                     self._tell("token", kind)
+        self._client.close()
+
+    def _ends(self) -> bool:
+        with self._lock:
+            self._over = self._resting
+            return self._over

@@ -186,6 +186,14 @@ class DeviceLock:
         for descriptor in fds:
             os.close(descriptor)
 
+    def unlock(self) -> None:
+        """Drop the lock although processes that were forked meanwhile hold its descriptors too. Only for who shares it
+        with nobody on purpose.
+        """
+        for descriptor in self._fds:
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
+        self.release()
+
 
 def _lock(path: Path) -> int | None:
     """Open and lock one file; None when somebody else holds it."""

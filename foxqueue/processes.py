@@ -145,6 +145,11 @@ def boot_id() -> str:
         return ""
 
 
+def short_boot_id() -> str:
+    """Its first 8 characters: enough to tell one boot of a machine from another."""
+    return boot_id()[:8]
+
+
 def pid_namespace() -> str:
     """The pid namespace of this process; empty where it is not told."""
     try:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from foxqueue.broker import Broker, Reply
 from foxqueue.gpu import Device, Observation
+from foxqueue.processes import short_boot_id
 from foxqueue.requirement import fits, parse_shape
 from foxqueue.scripts import Call
 
@@ -64,7 +65,15 @@ class Questions:
         self._count += 1
         woken, self._woken = self._woken, []
         return self._broker.claim_call(
-            self._worker, self._count, self._device.uuid, self._host, self._version, woken, fitting, waits=waits
+            self._worker,
+            self._count,
+            self._device.uuid,
+            self._host,
+            self._version,
+            woken,
+            fitting,
+            waits=waits,
+            boot=short_boot_id(),
         )
 
     def _fits(self, shape: str, seen: Observation) -> bool:

@@ -15,13 +15,15 @@ from foxqueue import capture
 from foxqueue.broker import Environment, NewJob
 from foxqueue.codec import pack
 from foxqueue.errors import InvalidInput
-from foxqueue.wishes import OWN, Options, Wishes, check, check_own, short_name
+from foxqueue.repository import Repositories
+from foxqueue.wishes import OWN, Options, Own, Wishes, check, check_own, short_name
 
 IMPORTING = "FOXQUEUE_IMPORTING"  # set by a job that loads the module of its function, see workers.call
 SPEC_VERSION = 1
 MAX_SPEC_BYTES = 4 * 1024 * 1024  # Linux starts no command with more than 2 MiB of arguments and environment
 MAX_CALL_BYTES = 1024 * 1024
 REMEMBERED = 256  # different sets of options
+_NOTHING = Own({})
 
 Word = str | bytes | os.PathLike[str] | os.PathLike[bytes]
 Function = str | Callable[..., Any]
@@ -38,6 +40,9 @@ class Submission(NamedTuple):
         spec: what to run, packed.
         environment: the captured one.
         left_out: names of variables that stay behind, those given by hand not counted.
+        more: what few jobs have, see :class:`foxqueue.messages.NewJob`.
+        user: who submits it.
+        if_exists: what to do where an unfinished job has its unique key; empty where it has none.
     """
 
     wishes: Wishes
@@ -45,11 +50,14 @@ class Submission(NamedTuple):
     spec: bytes
     environment: Environment
     left_out: tuple[str, ...]
+    more: str = ""
+    user: str = ""
+    if_exists: str = ""
 
     def job(self, priority: int) -> NewJob:
         """The job to enqueue."""
         wishes = self.wishes
-        return NewJob(self.name, wishes.shape, priority, wishes.retries, wishes.retry_delay_ms, self.spec)
+        return NewJob(self.name, wishes.shape, priority, wishes.retries, wishes.retry_delay_ms, self.spec, self.more)
 
 
 class _Surroundings:
@@ -57,19 +65,32 @@ class _Surroundings:
 
     Args:
         environ: the environment to capture.
+        repositories: what is known of the directories' repositories.
     """
 
-    __slots__ = ("_environ", "_here", "_process", "_store", "_usual", "environment", "left_out")
+    __slots__ = (
+        "_environ",
+        "_here",
+        "_process",
+        "_repositories",
+        "_store",
+        "_usual",
+        "environment",
+        "left_out",
+        "user",
+    )
 
-    def __init__(self, environ: Mapping[str, str]) -> None:
+    def __init__(self, environ: Mapping[str, str], repositories: Repositories) -> None:
         if IMPORTING in environ:
             raise InvalidInput(
                 f"{environ[IMPORTING]} puts jobs into the queue while a job imports it, which would go on for ever: "
                 "do that under if __name__ == '__main__':"
             )
         self._environ = environ
+        self._repositories = repositories
         self._store = dict(capture.comparable(environ))
         self._process = _process()
+        self.user = user()
         self._here = _here(environ, self._process[0])
         self._usual: dict[Wishes, tuple[int, bytes, str]] = {}
         captured = capture.capture(environ)
@@ -96,8 +117,10 @@ class _Surroundings:
             if found is None:
                 found = self._pack_usual(wishes)
             count, rest, cwd = found
-            # A map of up to 15 entries is a byte that says how many, and the entries.
-            packed = bytes([0x80 | count + len(asked)]) + pack(asked)[1:] + rest
+            state = self._repositories.state(cwd)
+            if state is not None:
+                asked["git"] = state
+            packed = _map_of(count + len(asked)) + pack(asked)[1:] + rest
         except UnicodeEncodeError as error:  # half of a surrogate pair: no text, and no bytes of a file name either
             raise InvalidInput(f"{error.object!r:.60} is not text: it cannot be written as UTF-8") from error
         if wishes.cwd is not None and not os.path.isdir(cwd):  # noqa: PTH112 - at every submission
@@ -114,12 +137,17 @@ class _Surroundings:
             "cwd": cwd,
             "umask": umask if wishes.umask is None else wishes.umask,
             "submit_host": socket.gethostname(),
-            "user": user(),
+            "user": self.user,
             **wishes.spec,
         }
-        found = (len(fields), pack(fields)[1:], cwd)
+        found = (len(fields), pack(fields)[1:], cwd)  # [1:]: both have less than 16 entries
         _remember(self._usual, wishes, found)
         return found
+
+
+def _map_of(entries: int) -> bytes:
+    """How msgpack begins a map."""
+    return bytes([0x80 | entries]) if entries < 16 else b"\xde" + entries.to_bytes(2, "big")
 
 
 def _process() -> tuple[str | None, int, int]:
@@ -142,9 +170,11 @@ def _here(environ: Mapping[str, str], physical: str | None) -> str | None:
         return physical
 
 
-def prepare(argv: Sequence[Word], options: Mapping[str, Any], environ: Mapping[str, str]) -> Submission:
+def prepare(
+    argv: Sequence[Word], options: Mapping[str, Any], environ: Mapping[str, str], script: bytes | None = None
+) -> Submission:
     """Check a request to run a command, once. See :meth:`Submitter.command`."""
-    return Submitter(environ).command(argv, options)
+    return Submitter(environ).command(argv, options, script)
 
 
 class Submitter:
@@ -157,19 +187,21 @@ class Submitter:
     def __init__(self, environ: Mapping[str, str]) -> None:
         self._environ = environ
         self._now: _Surroundings | None = None
+        self._repositories = Repositories()
         self._checked: dict[tuple[Any, ...], Wishes] = {}
 
-    def command(self, argv: Sequence[Word], options: Mapping[str, Any]) -> Submission:
+    def command(self, argv: Sequence[Word], options: Mapping[str, Any], script: bytes | None = None) -> Submission:
         """A command as a submission.
 
         Args:
             argv: the command as a list.
             options: see :class:`foxqueue.wishes.Options`.
+            script: copy of the file that the command's first word names; it runs in its place.
 
         Raises:
             InvalidInput: something is malformed; the text says what, and what is allowed.
         """
-        return self._command(argv, options, self._surroundings())
+        return self._command(argv, options, self._surroundings(), script)
 
     def call(
         self, function: Function, args: Sequence[Any], kwargs: Mapping[str, Any] | None, options: Mapping[str, Any]
@@ -216,8 +248,11 @@ class Submitter:
             return self._command(argv, options, now)
         return self._call(function, options.pop("args", ()), options.pop("kwargs", None), options, now)
 
-    def _command(self, argv: Sequence[Word], options: Mapping[str, Any], now: _Surroundings) -> Submission:
-        return self._submission({"argv": command(argv)}, options, now)
+    def _command(
+        self, argv: Sequence[Word], options: Mapping[str, Any], now: _Surroundings, script: bytes | None = None
+    ) -> Submission:
+        words = command(argv)
+        return self._submission({"argv": words} if script is None else {"argv": words, "script": script}, options, now)
 
     def _call(
         self,
@@ -244,18 +279,21 @@ class Submitter:
         return self._submission(asked, options, now)
 
     def _submission(self, asked: dict[str, Any], options: Mapping[str, Any], now: _Surroundings) -> Submission:
-        name, left_out = "", now.left_out
+        name, left_out, own = "", now.left_out, _NOTHING
         if not OWN.isdisjoint(options):
             own = check_own(options)
-            asked.update(own)
+            asked.update(own.spec)
             options = {option: value for option, value in options.items() if option not in OWN}
-            name = short_name(own.get("name", ""))
-            left_out = tuple(variable for variable in left_out if variable not in own.get("env", ()))
+            name = short_name(own.spec.get("name", ""))
+            left_out = tuple(variable for variable in left_out if variable not in own.spec.get("env", ()))
         wishes = self._wishes(options)
+        more = own.more + wishes.more
+        if wishes.hold:
+            more += f"held={now.user}\n"
         packed = now.spec(asked, wishes)
         if len(packed) > MAX_SPEC_BYTES:
             raise InvalidInput(f"the job is too large: {len(packed):,} bytes of command and texts, at most 4 MiB")
-        return Submission(wishes, name, packed, now.environment, left_out)
+        return Submission(wishes, name, packed, now.environment, left_out, more, now.user, own.if_exists)
 
     def _wishes(self, options: Mapping[str, Any]) -> Wishes:
         """Checked options, from memory if these were checked before; 1, 1.0 and True are not the same."""
@@ -272,7 +310,7 @@ class Submitter:
     def _surroundings(self) -> _Surroundings:
         now = self._now
         if now is None or not now.hold():
-            now = self._now = _Surroundings(self._environ)
+            now = self._now = _Surroundings(self._environ, self._repositories)
         return now
 
 

@@ -3,21 +3,31 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypedDict
+from datetime import datetime
+from typing import Any, NamedTuple, TypedDict
 
 from foxqueue.capture import check_env
 from foxqueue.errors import InvalidInput
-from foxqueue.requirement import Requirement
-from foxqueue.units import parse_duration, parse_memory, parse_priority
+from foxqueue.parents import OPTIONS as PARENTS
+from foxqueue.parents import Handle, parents
+from foxqueue.requirement import Requirement, in_group
+from foxqueue.states import RETRIED
+from foxqueue.units import parse_memory, parse_priority
+from foxqueue.when import Moment, seconds, times
 
 MAX_NAME = 200
 MAX_TEXT = 4 * 1024 * 1024
 MAX_RETRIES = 1000
 HASH_FIELD_BYTES = 64  # a longer field makes the whole job hash grow; the spec keeps the full name
+MAX_KEY_BYTES = 64
+MAX_NOTIFY = 2000
+RETRY_CAP_S = 3600.0
 VISIBLE = ("index", "uuid")
-OWN = frozenset({"name", "tags", "description", "env"})  # options in which jobs that are alike differ
+IF_EXISTS = ("refuse", "return", "replace")
+_RARE = frozenset({"unique", "if_exists", "config", *PARENTS})
+OWN = frozenset({"name", "tags", "description", "env"}) | _RARE  # options in which jobs that are alike differ
 
 
 class Options(TypedDict, total=False):
@@ -38,6 +48,22 @@ class Options(TypedDict, total=False):
         model_type: what is trained.
         visible: what CUDA_VISIBLE_DEVICES carries: ``index``, the default, or ``uuid``.
         umask: of the job; this process's by default.
+        retry_on: reasons (words of ``RETRIED``) and exit codes after which it is tried again, a list or text with
+            commas; by default all of ``RETRIED``.
+        retry_cap: what the doubling delay does not go beyond, seconds or text, 1 h by default.
+        after: jobs that must have succeeded before it starts: numbers or handles, one or several.
+        after_any: jobs that must have succeeded or failed.
+        after_failed: jobs that must have failed.
+        delay: seconds or text; it starts so much later at the earliest.
+        at: when it may start at the earliest, instead of delay: RFC 3339 with an offset, local time like
+            ``2026-12-01 08:00``, or a datetime.
+        expires: seconds or text; cancelled if it has not started within it. By default as the namespace says.
+        unique: a key that only one unfinished job may have, 1 to 64 bytes.
+        if_exists: where one has it: ``refuse``, the default, ``return`` that one, or ``replace`` it.
+        group: name of the group it belongs to.
+        hold: True to start it only after ``unhold``.
+        notify: a command or an http(s) URL that is told of its end.
+        config: names and values that the job finds as config.json in FOXQUEUE_DIR.
     """
 
     name: str | None
@@ -54,6 +80,20 @@ class Options(TypedDict, total=False):
     model_type: str | None
     visible: str
     umask: int | None
+    retry_on: Sequence[str | int] | str | None
+    retry_cap: float | str
+    after: Handle | int | Iterable[Handle | int] | None
+    after_any: Handle | int | Iterable[Handle | int] | None
+    after_failed: Handle | int | Iterable[Handle | int] | None
+    delay: float | str | None
+    at: datetime | str | None
+    expires: float | str | None
+    unique: str | None
+    if_exists: str | None
+    group: str | None
+    hold: bool
+    notify: str | None
+    config: Mapping[str, Any] | None
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,22 +102,44 @@ class Wishes:
 
     Attributes:
         need: what it asks of a device.
-        shape: its spelling.
+        shape: its spelling, with the group.
+        group: its name, None without one.
         priority: None when the namespace is to say.
         cwd: as given, not yet looked for.
         umask: None for this process's.
+        start: the moment before which it does not start, where one was named.
+        hold: whether it waits to be let go by hand.
+        more: its times and its notice, lines for the queue: see :class:`foxqueue.messages.NewJob`.
         spec: what of all this goes into the job's spec; what has its default is left out.
     """
 
     need: Requirement
     shape: str
+    group: str | None
     priority: int | None
     model_type: str | None
     retries: int
     retry_delay_ms: int
     cwd: str | os.PathLike[str] | None
     umask: int | None
+    start: Moment | None
+    hold: bool
+    more: str
     spec: Mapping[str, Any]
+
+
+class Own(NamedTuple):
+    """Checked options of OWN.
+
+    Attributes:
+        spec: what of them goes into the job's spec; what is empty is left out.
+        more: parents and key, lines for the queue.
+        if_exists: what to do where an unfinished job has the key; empty without one.
+    """
+
+    spec: dict[str, Any]
+    more: str = ""
+    if_exists: str = ""
 
 
 def check(options: Mapping[str, Any]) -> Wishes:
@@ -95,39 +157,63 @@ def check(options: Mapping[str, Any]) -> Wishes:
         raise InvalidInput(f"visible {visible!r} is not understood: give index or uuid")
     need = Requirement(_count(get("gpus", 1), "gpus", 1), memory(get("gpu_memory")))
     model_type = _line(get("model_type"), "model type", MAX_NAME)
+    group = _line(get("group"), "group", MAX_TEXT, empty=False)
+    when = times(get("delay"), get("at"), get("expires"))
+    retry_delay_s = seconds(get("retry_delay", 10.0), "retry delay")
     spec = {
         "time_limit_s": time_limit(get("time_limit")),
         "visible": visible if visible != "index" else None,
         "model_type": model_type,
+        "retry_on": retry_on(options),
+        "retry_cap_s": _retry_cap(get("retry_cap"), retry_delay_s),
+        "notify": notify(get("notify")),
     }
     return Wishes(
         need=need,
-        shape=need.shape,
+        shape=in_group(need.shape, group),
+        group=group,
         priority=None if get("priority") is None else parse_priority(options["priority"]),
         model_type=model_type,
         retries=_count(get("retries", 0), "retries", MAX_RETRIES),
-        retry_delay_ms=round(seconds(get("retry_delay", 10.0), "retry delay") * 1000),
+        retry_delay_ms=round(retry_delay_s * 1000),
         cwd=_path(get("cwd")),
         umask=None if get("umask") is None else _count(options["umask"], "umask", 0o777),
+        start=when.start,
+        hold=_flag(get("hold", False), "hold"),
+        more=when.more + ("notify=1\n" if spec["notify"] else ""),
         spec={key: value for key, value in spec.items() if value},
     )
 
 
-def check_own(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Check the options in OWN; as they go into the job's spec, empty ones left out.
+def check_own(options: Mapping[str, Any]) -> Own:
+    """Check the options in OWN.
 
     Raises:
         InvalidInput: a value is malformed.
     """
     env = _mapping(options.get("env"), "env")
     check_env(env)
-    found = {
+    found: dict[str, Any] = {
         "name": _line(options.get("name"), "name", MAX_NAME),
         "tags": tags(options.get("tags")),
         "description": _line(options.get("description"), "description", MAX_TEXT),
         "env": env,
     }
-    return {key: value for key, value in found.items() if value}
+    more, if_exists = ("", "") if _RARE.isdisjoint(options) else _check_rare(options, found)
+    return Own({key: value for key, value in found.items() if value}, more, if_exists)
+
+
+def _check_rare(options: Mapping[str, Any], spec: dict[str, Any]) -> tuple[str, str]:
+    """Add configuration and parents to a spec; the lines for the queue, and what to do where a job has the key."""
+    if options.get("config") is not None:
+        from foxqueue.job_config import as_json  # rarely needed
+
+        spec["config"] = as_json(options["config"])
+    family = parents(options)
+    spec["after"] = {str(number): parent.condition for number, parent in family.items()}
+    if_exists, more = _unique(options.get("unique"), options.get("if_exists"))
+    more += "".join(f"after={number}:{parent.born}:{parent.condition}\n" for number, parent in family.items())
+    return more, if_exists
 
 
 def short_name(name: str) -> str:
@@ -162,13 +248,81 @@ def time_limit(given: float | str | None) -> float | None:
     return limit
 
 
-def seconds(given: float | str, what: str) -> float:
-    """Seconds from a number of them or text like ``30m``."""
-    if isinstance(given, str):
-        return parse_duration(given)
-    if isinstance(given, bool) or not isinstance(given, int | float) or not 0 <= given <= 365 * 86400:
-        raise InvalidInput(f"{what} {given!r} is not understood: give seconds up to a year, or text like '30m'")
-    return float(given)
+def retry_on(options: Mapping[str, Any]) -> list[str] | None:
+    """Reasons and exit codes after which a job is tried again, None for the default.
+
+    Raises:
+        InvalidInput: one is neither, or there are no retries.
+    """
+    given = options.get("retry_on")
+    if given is None:
+        return None
+    parts = given.split(",") if isinstance(given, str) else given
+    if not isinstance(parts, Iterable) or isinstance(parts, bytes | Mapping):
+        raise InvalidInput(f"retry_on {given!r:.60} is not understood: give a list, like ['signal', 3]")
+    found = list(dict.fromkeys(_retried(part) for part in parts))
+    if not found:
+        raise InvalidInput("retry_on is empty, so nothing would be retried: leave it out for all, or retries for none")
+    if "retries" not in options:
+        raise InvalidInput("retry_on says after what to retry, and there are no retries: give --retries N (retries=)")
+    return None if RETRIED.issubset(found) else found
+
+
+def _retried(given: Any) -> str:
+    word = str(given).strip()
+    if isinstance(given, str | int) and not isinstance(given, bool):
+        if word in RETRIED:
+            return word
+        if word.isascii() and word.isdigit() and 1 <= int(word[:9]) <= 255:
+            return str(int(word))
+    raise InvalidInput(
+        f"retry_on {given!r:.60} is not understood: give exit codes 1 to 255, or of {', '.join(sorted(RETRIED))}"
+    )
+
+
+def _retry_cap(given: Any, delay_s: float) -> float | None:
+    cap = RETRY_CAP_S if given is None else seconds(given, "retry cap")
+    if given is not None and cap < delay_s:
+        raise InvalidInput(
+            f"a retry cap of {cap:g} s is below the retry delay of {delay_s:g} s: raise it, or lower --retry-delay"
+        )
+    return None if cap == RETRY_CAP_S else cap
+
+
+def notify(given: Any) -> str | None:
+    """What is told of the end of a job: a command line for a shell, or a URL."""
+    found = _line(given, "notify", MAX_NOTIFY, empty=False)
+    if found is None:
+        return None
+    if not found.strip() or "\0" in found:
+        raise InvalidInput(f"notify {found!r:.60} is no command: give one, or a URL")
+    if not is_url(found):
+        return found
+    scheme, _, rest = found.partition("://")
+    if scheme.lower() not in ("http", "https") or not rest.strip("/") or not found.isprintable() or " " in found:
+        raise InvalidInput(f"notify {found!r:.80} is no URL that can be told: give http://… or https://…, or a command")
+    return found
+
+
+def is_url(notify: str) -> bool:
+    """Whether ``notify`` is a URL rather than a command: it begins with a scheme and ``://``."""
+    scheme, separator, _ = notify.partition("://")
+    return bool(separator) and scheme.isascii() and scheme.replace("+", "").replace("-", "").replace(".", "").isalnum()
+
+
+def _unique(key: Any, if_exists: Any) -> tuple[str, str]:
+    """What to do where an unfinished job has the key, and the lines for the queue."""
+    if if_exists is not None and if_exists not in IF_EXISTS:
+        raise InvalidInput(f"if_exists {if_exists!r:.60} is not understood: give {', '.join(IF_EXISTS)}")
+    if key is None:
+        if if_exists is not None:
+            raise InvalidInput("if_exists says what to do with a unique key, and there is none: give --unique KEY")
+        return "", ""
+    usable = isinstance(key, str) and key.strip() and key.isprintable()
+    if not usable or not 1 <= len(key.encode()) <= MAX_KEY_BYTES:
+        raise InvalidInput(f"unique key {key!r:.100} is not usable: give 1 to 64 bytes of printable text")
+    what = if_exists or IF_EXISTS[0]
+    return what, f"unique={key}\nexists={what}\n"
 
 
 def tags(given: Mapping[str, str] | None) -> dict[str, str]:
@@ -198,9 +352,17 @@ def _count(value: Any, what: str, most: int) -> int:
     return value
 
 
-def _line(value: Any, what: str, most: int) -> str | None:
+def _flag(value: Any, what: str) -> bool:
+    if not isinstance(value, bool):
+        raise InvalidInput(f"{what} {value!r:.60} is not understood: give True or False")
+    return value
+
+
+def _line(value: Any, what: str, most: int, *, empty: bool = True) -> str | None:
     if value is not None and not isinstance(value, str):
         raise InvalidInput(f"{what} {value!r} must be text")
+    if value == "" and not empty:
+        raise InvalidInput(f"{what} is an empty text: leave it out for none")
     if value and len(value) > most:
         raise InvalidInput(f"the {what} has {len(value):,} characters: at most {most:,}")
     return value or None

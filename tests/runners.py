@@ -15,7 +15,8 @@ from typing import Any
 from wait import until
 
 from foxqueue.processes import kill_marked
-from workers.runs import MARK, RunnerHandle, make_run_dir, mark_of, output_path, spawn_runner
+from foxqueue.rundirs import MARK, make_run_dir, mark_of
+from workers.runs import RunnerHandle, output_path, spawn_runner
 
 PYTHON = [sys.executable, "-S", "-c"]
 

@@ -2,8 +2,9 @@
 
 It runs under the submitter's interpreter, which may hold another foxqueue or none: so it imports the standard library
 and msgpack alone, and loads the worker's own foxqueue/payload.py by its path. In RUN_DIR it finds ``call.msgpack``
-and leaves ``return.msgpack``, a map of one entry: ``value`` (bytes, packed), ``exception`` (type, message, traceback),
-or a reason (bad_result, bad_payload, launch_error) with a sentence. Exceptions and exits take their usual way as well.
+and leaves ``return.msgpack``, a map of one entry: ``value`` (bytes, packed), ``exception`` (type, message, traceback;
+of a foxqueue.Retry or foxqueue.Fail also wish, and delay where one was given), or a reason (bad_result, bad_payload,
+launch_error) with a sentence. Exceptions and exits take their usual way as well.
 """
 
 # No pathlib, which takes longer to import than all the rest; imports follow the path's correction.
@@ -33,6 +34,8 @@ RESERVED_BYTES: Final = 32 * 1024  # made by the worker before the start: any re
 MESSAGE_BYTES: Final = 4 * 1024
 TRACEBACK_BYTES: Final = 16 * 1024
 TRACEBACK_FRAMES: Final = 2000
+MARK: Final = "__foxqueue__"  # an attribute of the classes by which a function says what is to follow
+WISHES: Final = ("retry", "fail")
 IMPORTING: Final = "FOXQUEUE_IMPORTING"  # set while a module is loaded, which must not enqueue: it would for ever
 _OLDEST: Final = (3, 11)
 _INSTALL: Final = "pip install msgpack"
@@ -253,7 +256,20 @@ def described(error: BaseException) -> dict[str, str]:
         "type": _clean(name, 200),
         "message": _clean(message, MESSAGE_BYTES),
         "traceback": _clean(text, TRACEBACK_BYTES, end=True),
+        **_wished(error),
     }
+
+
+def _wished(error: BaseException) -> dict[str, str]:
+    """What a foxqueue.Retry or Fail asks for. Known by a mark of their classes: it may be of another foxqueue."""
+    try:
+        wish = getattr(type(error), MARK, None)
+        delay = getattr(error, "delay", None) if wish == "retry" else None
+        if type(wish) is not str or wish not in WISHES:
+            return {}
+        return {"wish": wish} if delay is None else {"wish": wish, "delay": repr(float(delay))}
+    except Exception:  # noqa: BLE001 - the class is the user's
+        return {}
 
 
 def _said(error: BaseException) -> str:

@@ -21,6 +21,7 @@ from workers.record import reserve
 
 _OTHER_BYTES: Final = 64 * 1024  # what a report has besides a value
 _TEXTS: Final = ("type", "message", "traceback")
+_LONGEST_S: Final = 365 * 86400.0  # before another attempt that a call asks for
 REASONS: Final = ("bad_result", "bad_payload", "launch_error")  # that a report may give in place of a value
 
 _log = logging.getLogger(__name__)
@@ -58,7 +59,10 @@ def put_down(call: Mapping[str, Any], run_dir: Path) -> None:
 
 
 def take_report(run_dir: Path, max_result_bytes: int) -> dict[str, Any]:
-    """Read what a call left: one entry, ``value`` (bytes), ``exception`` (three texts) or a reason (a sentence).
+    """Read what a call left: ``value`` (bytes), ``exception`` (three texts) or a reason (a sentence).
+
+    Beside an exception stands ``wish`` when the call asked for another attempt (``retry``, and perhaps ``delay_s``) or
+    for none (``fail``).
 
     The room that was kept for it is given back if it was not used.
 
@@ -84,11 +88,22 @@ def take_report(run_dir: Path, max_result_bytes: int) -> dict[str, Any]:
         return {"value": value}
     if isinstance(exception, dict) and all(isinstance(exception.get(name), str) for name in _TEXTS):
         most = script.TRACEBACK_BYTES
-        return {"exception": {name: exception[name][-most:] for name in _TEXTS}}
+        return {"exception": {name: exception[name][-most:] for name in _TEXTS}, **_wished(exception)}
     for reason in REASONS:
         if isinstance(found.get(reason), str):
             return {reason: found[reason]}
     return {"bad_result": "what it returned cannot be read: it is malformed or too large"}
+
+
+def _wished(exception: Mapping[str, Any]) -> dict[str, Any]:
+    wish, delay = exception.get("wish"), exception.get("delay")
+    if wish not in script.WISHES:
+        return {}
+    with suppress(TypeError, ValueError):
+        seconds = float(delay or "nan")
+        if seconds >= 0:  # nan is not
+            return {"wish": wish, "delay_s": min(seconds, _LONGEST_S)}
+    return {"wish": wish}
 
 
 def _content(path: Path, most: int) -> bytes:

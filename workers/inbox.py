@@ -22,10 +22,10 @@ class Readable(Protocol):
 class Event:
     """What another thread tells; ``text`` says more.
 
-    Kinds: ``token`` (woken for a shape), ``asked`` (a job is to be cancelled, says the listener), ``cancel`` (says
-    the heartbeat's answer, and by whom), ``lost`` (the heartbeat was refused with this word), ``away`` and ``again``
-    (Redis does not answer, answers again). ``fence`` says which run ``cancel`` and ``lost`` are about: they may
-    come late.
+    Kinds: ``token`` (woken for a shape), ``asked`` (a running job is to be cancelled or given back, says the listener),
+    ``cancel`` (says the heartbeat's answer, and by whom), ``give back`` (it says by whom and why), ``lost`` (the
+    heartbeat was refused with this word), ``away`` and ``again`` (Redis does not answer, answers again). ``fence`` says
+    which run ``cancel``, ``give back`` and ``lost`` are about: they may come late.
     """
 
     kind: str

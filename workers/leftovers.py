@@ -16,8 +16,8 @@ from foxqueue.errors import FoxqueueError
 from foxqueue.gpu import Device
 from foxqueue.locks import DeviceLock, Role, lock_places
 from foxqueue.processes import ProcessId, kill_marked, marked, pid_namespace, session_of
+from foxqueue.rundirs import MARK
 from workers.keeper import Seat, say
-from workers.runs import MARK
 
 DRAIN_S = 80.0  # a worker waits 60 s for its job, then needs some to kill it and to give it back
 KILLED_S = 10.0
@@ -77,7 +77,7 @@ def holder_of(config: Config, device: Device) -> str:
     except (FoxqueueError, OSError):
         return ""
     record = lock.read() or {}
-    process = ProcessId.named(record, "process")
+    process = ProcessId.named(record, "process") or ProcessId.named(record, "claimer")
     user, namespace, home = (record.get(key, "unknown") for key in ("user", "namespace", "home"))
     return f"pid {process.pid if process else 'unknown'} of user {user}, namespace {namespace}, home {home}"
 

@@ -77,7 +77,10 @@ class PurgedFiles:
         return names
 
     def _without_job(self, names: Sequence[str]) -> list[Path]:
-        """Directories whose job the server definitely does not have any more.
+        """Directories whose job the server definitely had, and does not have any more.
+
+        One with a number that was not given out yet, or that another job has, is of a job that the server lost when it
+        was set back to older data: its files may be all that is left of it.
 
         Raises:
             ServerError: it did not say.
@@ -88,14 +91,15 @@ class PurgedFiles:
         numbers = [int(match[1]) for match in found.values()]
         if self._broker.how_many(numbers) == len(set(numbers)) == len(numbers):
             return []  # one command, where nothing was purged
-        born = self._broker.born_of(numbers)
+        born, last = self._broker.born_of(numbers), self._broker.last_number()
         if self._broker.settings().instance != self._instance:
             return []  # asked afterwards: a server that was emptied in between has no job of ours
         used = {run.rpartition("/")[0] for run in self._runs()}
         paths = []
         for (name, match), there in zip(found.items(), born, strict=True):
             path = self._config.jobs_dir / self._instance / name
-            if there != match[2] and f"{self._instance}/{name}" not in used and path not in self._stuck:
+            had = there is None and int(match[1]) <= last
+            if had and f"{self._instance}/{name}" not in used and path not in self._stuck:
                 paths.append(path)
         return paths
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 
 from foxqueue.gpu import Device, Probe
+from foxqueue.presence import Presence
 from workers.holding import Holding
-from workers.presence import Presence
 from workers.room import Room
 
 AT_ONCE_S = 0.005  # a device that is clean within this is claimed for in the round trip that ends the last job

@@ -12,18 +12,18 @@ from pathlib import Path
 from typing import Any
 
 from foxqueue.broker import Broker
-from foxqueue.errors import LeftoverProcesses, ServerError
+from foxqueue.ending import Verdict, outcome_of
+from foxqueue.errors import ServerError
+from foxqueue.holding import end_named
 from foxqueue.locks import DeviceLock
-from foxqueue.processes import ProcessId, kill_marked
+from foxqueue.processes import ProcessId
+from foxqueue.retry import Retries
 from workers.calling import take_report
-from workers.ending import outcome_of
 from workers.logtail import LogTail
-from workers.runs import MARK, output_path, read_exit_record
-from workers.verdict import Verdict, judge
+from workers.runs import output_path, read_exit_record
+from workers.verdict import judge
 
-SWEEP_UP_S = 20.0
 TAKEOVER_S = 5.0  # a runner that is told to end its job has ended it within 2 s, unless it is stopped or sick
-DEVICE_MARK = "FOXQUEUE_GPUS"
 
 _log = logging.getLogger(__name__)
 
@@ -38,6 +38,7 @@ class LeftRun:
     run_dir: Path
     verdict: Verdict
     outcome: bytes
+    retries: Retries
 
 
 def take_over(lock: DeviceLock, ours: Callable[[Mapping[str, Any]], bool], wait: Callable[[], bool]) -> bool:
@@ -77,17 +78,8 @@ def take_over(lock: DeviceLock, ours: Callable[[Mapping[str, Any]], bool], wait:
     return True
 
 
-def names_a_run(lock: DeviceLock) -> bool:
-    """Whether the lock's record names a run that nobody has cleaned up after, or cannot be read."""
-    record = lock.read()
-    return record is None or isinstance(record.get("mark"), str)
-
-
 def clean_up(lock: DeviceLock, ours: Callable[[Mapping[str, Any]], bool]) -> LeftRun | None:
     """Make sure that nothing is left of the run that the held lock's record names, and say how it ended.
-
-    Found are processes by the mark and by the session that the job began. When the record cannot be read, every
-    process that was given this device counts.
 
     Args:
         lock: the ``.gpu`` lock, held.
@@ -99,18 +91,7 @@ def clean_up(lock: DeviceLock, ours: Callable[[Mapping[str, Any]], bool]) -> Lef
     Raises:
         LeftoverProcesses: something of it lives on and cannot be killed.
     """
-    record = lock.read()
-    if record is None:
-        name, value, leader, record = DEVICE_MARK, lock.device, None, {}
-    elif isinstance(record.get("mark"), str):
-        name, value, leader = MARK, record["mark"], ProcessId.named(record, "leader")
-    else:
-        return None
-    if not kill_marked(name, value, 0.0, SWEEP_UP_S, leader):
-        raise LeftoverProcesses(
-            f"processes of job {record.get('job')} (marked {name}={value}) still use device {lock.device} and cannot "
-            "be killed: end them by hand"
-        )
+    record = end_named(lock)
     if not ours(record):
         return None
     try:
@@ -119,10 +100,11 @@ def clean_up(lock: DeviceLock, ours: Callable[[Mapping[str, Any]], bool]) -> Lef
         exit_record = read_exit_record(run_dir, fence)
         limit = record.get("call_limit")
         report = None if limit is None else take_report(run_dir, int(limit))
+        retries = Retries.from_dict(record.get("retries") or {})
     except (KeyError, TypeError, ValueError):
         return None
     verdict = judge(exit_record, record.get("time_limit_s"), report)
-    return LeftRun(number, str(fence), instance, run_dir, verdict, outcome_of(exit_record, verdict))
+    return LeftRun(number, str(fence), instance, run_dir, verdict, outcome_of(exit_record, verdict), retries)
 
 
 def tail_of(broker: Broker, left: LeftRun) -> LogTail:

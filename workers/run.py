@@ -6,34 +6,29 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from foxqueue.broker import Broker, Claimed, NamespaceSettings
+from foxqueue.ending import Verdict, outcome_of
+from foxqueue.environment import job_environment
 from foxqueue.errors import ServerError, ServerRefused, ServerUnavailable
 from foxqueue.gpu import Device
 from foxqueue.heartbeat import Beating, Heart
 from foxqueue.locks import DeviceLock
+from foxqueue.plan import BadPayload, Plan, read_captured, read_plan
 from foxqueue.processes import ProcessId, kill_marked
+from foxqueue.retry import Retries
+from foxqueue.rundirs import MARK, files_dir, make_run_dir, mark_of, put_config, put_script, script_path
 from workers import calling
-from workers.ending import outcome_of
-from workers.environment import job_environment
 from workers.inbox import Event, Inbox
 from workers.logtail import LogTail
 from workers.output import SLACK_BYTES, BoundedOutput
-from workers.plan import BadPayload, Plan, read_captured, read_plan
 from workers.record import is_lack_of_room
-from workers.runs import (
-    MARK,
-    RunnerHandle,
-    files_dir,
-    make_run_dir,
-    mark_of,
-    output_path,
-    read_exit_record,
-)
+from workers.runs import RunnerHandle, output_path, read_exit_record
 from workers.tree import kill_orphans
-from workers.verdict import Verdict, judge
+from workers.verdict import judge
 
 GRACE_S = 10.0  # between TERM and KILL
 AGAIN_S = 0.1  # between tries to read what a job needs while Redis is away
@@ -77,6 +72,9 @@ class Run:
         self._born, self._fence = int(claimed.born), int(claimed.fence)
         self.mark = mark_of(claimed.instance, claimed.number, self._born, self._fence)
         self.time_limit_s: float | None = None
+        self.retries = Retries(claimed.attempt, claimed.retry_delay_ms / 1000)
+        self.notifies = False
+        self._paused = ""  # by whom and why the run was asked back
         self._call_limit: int | None = None  # bytes that a call may return; None for a command
         self._runner: RunnerHandle | None = None
         self._run_dir: Path | None = None
@@ -108,24 +106,26 @@ class Run:
         try:
             plan = read_plan(claimed.spec)
             self.time_limit_s = plan.time_limit_s
+            self.notifies = plan.notifies
+            self.retries = replace(self.retries, cap_s=plan.retry_cap_s, on=plan.retry_on)
             self._call_limit = self._result_bytes() if plan.call else None
             order = self._order(plan, self._environment(plan))
             self._prepare(runner, record, plan)
         except BadPayload as error:
             return Verdict("fail", "bad_payload", str(error))
         except (ServerUnavailable, ServerRefused) as error:
-            return Verdict("release", detail=f"Redis was away before it started: {error}")
+            return Verdict("release", "shutdown", f"Redis was away before it started: {error}")
         except ServerError as error:
             return Verdict("fail", "bad_payload", f"its environment cannot be read: {error}")
         except OSError as error:
             text = f"the run cannot be prepared: {error}"
             if is_lack_of_room(error):
-                return Verdict("release", detail=text, no_room=True)
+                return Verdict("release", "shutdown", text, no_room=True)
             return Verdict("fail", "launch_error", text)
         try:
             runner.start(order, self._lock.fds)
         except OSError as error:
-            return Verdict("release", detail=f"its runner died before it started: {error}")
+            return Verdict("release", "shutdown", f"its runner died before it started: {error}")
         return None
 
     def _environment(self, plan: Plan) -> dict[str, str]:
@@ -178,22 +178,32 @@ class Run:
             "mark": self.mark,
             "time_limit_s": self.time_limit_s,
             "call_limit": self._call_limit,
+            "retries": self.retries.to_dict(),
             "runner": runner.identity.to_dict() if runner.identity else None,
         }
         self._lock.write(self._written)
         self._run_dir = make_run_dir(self._jobs_dir, claimed.instance, claimed.number, self._born, self._fence)
         if plan.call:
             calling.put_down(plan.call, self._run_dir)
+        if plan.script is not None:
+            put_script(self._run_dir, plan.script)
+        if plan.config is not None:
+            put_config(self._run_dir, plan.config)
         self._tail = LogTail(self._broker, claimed.number, claimed.fence, output_path(self._run_dir))
         self._output = BoundedOutput(output_path(self._run_dir))
 
     def _order(self, plan: Plan, environ: dict[str, str]) -> dict[str, Any]:
         run_dir = self._jobs_dir / self.mark
+        argv = plan.argv
+        if plan.call:
+            argv = calling.command(plan.call, run_dir, self._call_limit or 0)
+        elif plan.script is not None:
+            argv = [str(script_path(run_dir)), *argv[1:]]
         return {
             "job": self.claimed.number,
             "born": self._born,
             "fence": self._fence,
-            "argv": calling.command(plan.call, run_dir, self._call_limit or 0) if plan.call else plan.argv,
+            "argv": argv,
             "env": environ,
             "cwd": plan.cwd,
             "umask": plan.umask,
@@ -275,6 +285,9 @@ class Run:
             return  # about an earlier run
         if event.kind == "cancel":
             self._kill("cancel", GRACE_S, f"cancelled by {event.text}")
+        elif event.kind == "give back":
+            self._paused = event.text
+            self._kill("paused", GRACE_S, f"asked back ({event.text})")
         elif event.kind == "asked":
             heart.hurry()  # the token may be a late one: the beat's answer says whether it is meant
         elif event.kind == "lost":
@@ -340,7 +353,7 @@ class Run:
         report = None
         if self._call_limit is not None and self._run_dir is not None:
             report = calling.take_report(self._run_dir, self._call_limit)
-        return judge(self._record, self.time_limit_s, report)
+        return judge(self._record, self.time_limit_s, report, self._paused)
 
     def outcome(self, verdict: Verdict) -> bytes:
         """What came out, packed."""

@@ -29,7 +29,7 @@ from workers.record import REPORT_NAME, RecordFile, is_lack_of_room
 
 TAKEOVER_GRACE_S: Final = 2.0
 REST_GRACE_S: Final = 2.0  # for what a job leaves behind when its main process has ended by itself
-_NO_FAULT: Final = ("worker_lost", "takeover", "shutdown")  # reasons for an end that say nothing against the job
+_NO_FAULT: Final = ("worker_lost", "takeover", "shutdown", "paused")  # ends that say nothing against the job
 _FIRST_PAUSE_S: Final = 0.002
 _LONGEST_PAUSE_S: Final = 0.2
 _BOOTTIME_STEP_S: Final = 0.5  # a wait does not count the time asleep: look at the clock this often

@@ -3,8 +3,8 @@
 Messages of the worker: ``start`` (once; the fields of :class:`workers.launch.Order`, the device's lock descriptors
 attached), ``feed`` {until} and ``kill`` {why, grace_s}. Of the runner: ``ready`` {pid}, ``started`` {pid, process},
 ``fed`` {until} for each feed it took, ``exited`` {record}. The exit record: job, born, fence, exit_code and signal
-of the main process, core, why (cancel, shutdown, lease_lost, stale, timeout, worker_lost or takeover: what we ended
-it for), killed (SIGKILL was needed for some process), error (it could not be started: what and how to cure it),
+of the main process, core, why (cancel, shutdown, paused, lease_lost, stale, timeout, worker_lost or takeover: what we
+ended it for), killed (SIGKILL was needed for some process), error (it could not be started: what and how to cure it),
 no_room (because the disk is full), started_ms and ended_ms (epoch), max_rss_kib, user_s, system_s, output_bytes.
 """
 
@@ -24,7 +24,6 @@ from workers.channel import Channel, Message, pair
 from workers.launch import OUTPUT_NAME
 from workers.record import RECORD_BYTES, RECORD_NAME
 
-MARK: Final = "FOXQUEUE_RUN"
 _SECRETS: Final = ("FOXQUEUE_PASSWORD", "FOXQUEUE_URL")  # a runner knows no Redis
 
 
@@ -81,7 +80,9 @@ class RunnerHandle:
         self.channel.send({"op": "feed", "until": until}, timeout_s=0.5)
 
     def kill(self, why: str, grace_s: float) -> None:
-        """End the job: TERM, and KILL after ``grace_s`` seconds. ``why`` is cancel, shutdown, lease_lost or stale.
+        """End the job: TERM, and KILL after ``grace_s`` seconds.
+
+        ``why`` is cancel, shutdown, paused, lease_lost or stale.
 
         Raises:
             OSError: it is dead or does not read.
@@ -122,35 +123,6 @@ def spawn_runner() -> RunnerHandle:
         channel.close()
         raise
     return RunnerHandle(channel, process)
-
-
-def mark_of(instance: str, number: int, born: int, fence: int) -> str:
-    """The value of FOXQUEUE_RUN in the environment of a run's processes, and its directory under jobs/."""
-    return f"{instance}/{number}-{born}/{fence}"
-
-
-def run_dir_of(jobs_dir: Path, instance: str, number: int, born: int, fence: int) -> Path:
-    """Where one run keeps its output and its exit record."""
-    return jobs_dir / mark_of(instance, number, born, fence)
-
-
-def make_run_dir(jobs_dir: Path, instance: str, number: int, born: int, fence: int) -> Path:
-    """Make the directory of one run, and the files/ beside it that all runs of the job share, for this user alone.
-
-    Raises:
-        OSError: one cannot be made; a job whose run has no directory cannot be started.
-    """
-    run_dir = run_dir_of(jobs_dir, instance, number, born, fence)
-    for wanted in (run_dir, files_dir(run_dir)):
-        for directory in (*reversed(wanted.parents), wanted):
-            with suppress(FileExistsError):
-                directory.mkdir(0o700)
-    return run_dir
-
-
-def files_dir(run_dir: Path) -> Path:
-    """FOXQUEUE_DIR of a job: what a run leaves there the next run of the same job finds."""
-    return run_dir.parent / "files"
 
 
 def output_path(run_dir: Path) -> Path:

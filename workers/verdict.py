@@ -4,43 +4,21 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
-from foxqueue.states import RETRIED
+from foxqueue.ending import Verdict
+from foxqueue.retry import LATER
 from foxqueue.units import format_duration
 
-Verb = Literal["complete", "fail", "release", "lose", "nothing"]
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """How a run ends.
-
-    Attributes:
-        reason: of the closed list.
-        exit_code: the command's own, when it has one.
-        value: what a call returned, packed.
-        exception: what a call raised: type, message, traceback.
-        no_room: the machine had no disk space to run it: no other is to be tried for a while.
-    """
-
-    verb: Verb
-    reason: str = ""
-    detail: str = ""
-    exit_code: int | None = None
-    value: bytes = b""
-    exception: Mapping[str, str] | None = None
-    no_room: bool = False
-
-    @property
-    def retried(self) -> bool:
-        """Whether another attempt may follow."""
-        return self.verb == "fail" and self.reason in RETRIED
+STOPPED = "its worker was stopped"
+PAUSED = "the queue, its group or its device was paused"
 
 
 def judge(
-    record: Mapping[str, Any] | None, time_limit_s: float | None = None, report: Mapping[str, Any] | None = None
+    record: Mapping[str, Any] | None,
+    time_limit_s: float | None = None,
+    report: Mapping[str, Any] | None = None,
+    paused: str = "",
 ) -> Verdict:
     """Judge a run.
 
@@ -48,13 +26,14 @@ def judge(
         record: the exit record, None when the runner left none: then the run was lost.
         time_limit_s: of the job, for the text.
         report: what a Python call left, empty when it left nothing; None for a command.
+        paused: by whom and why the run was asked back, when it was.
     """
     if record is None:
         # A call that has returned is over: it is not lost with its runner.
         returned = report is not None and ("value" in report or "exception" in report)
         return _of_call(report, None) if report is not None and returned else Verdict("lose")
     if record.get("no_room"):
-        return Verdict("release", detail=str(record.get("error")), no_room=True)
+        return Verdict("release", "shutdown", str(record.get("error")), no_room=True)
     if record.get("error"):
         return Verdict("fail", "launch_error", str(record["error"]))
     code = record.get("exit_code")
@@ -64,7 +43,9 @@ def judge(
         case "stale":
             return Verdict("nothing")
         case "shutdown":
-            return Verdict("release", detail="its worker was stopped")
+            return Verdict("release", "shutdown", STOPPED)
+        case "paused":
+            return Verdict("release", "paused", paused or PAUSED)
         case "lease_lost":
             taken = "its device was taken from it: by an operator, or by another owner of the lease"
             return Verdict("fail", "lease_lost", taken, code)
@@ -79,6 +60,8 @@ def judge(
         return Verdict("fail", "signal", f"{_ending(record)}, not by the queue")
     if code == 0:
         return Verdict("complete", "exit_code", exit_code=0)
+    if code == LATER:
+        return Verdict("release", "later", f"exited with {LATER}: later", code)
     return Verdict("fail", "exit_code", _ending(record), code)
 
 
@@ -88,8 +71,9 @@ def _of_call(report: Mapping[str, Any], code: int | None) -> Verdict:
         return Verdict("complete", "exit_code", exit_code=0, value=report["value"])
     if "exception" in report:
         exception = report["exception"]
-        message = " ".join(exception["message"].split())
-        return Verdict("fail", "exception", f"{exception['type']}: {message}", code, exception=exception)
+        text = f"{exception['type']}: {' '.join(exception['message'].split())}"
+        wish, delay_s = report.get("wish", ""), report.get("delay_s")
+        return Verdict("fail", "exception", text, code, exception=exception, wish=wish, delay_s=delay_s)
     for reason, text in report.items():
         return Verdict("fail", reason, text, code)
     return Verdict("fail", "bad_result", "it ended without returning: by os._exit, or as another program", code)

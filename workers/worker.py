@@ -14,29 +14,32 @@ from foxqueue import codec
 from foxqueue.bindings import SWEEP_LIMIT
 from foxqueue.broker import Broker, Claimed, NamespaceSettings, Reply
 from foxqueue.config import Config
+from foxqueue.ending import Verdict, ending_call
 from foxqueue.errors import ServerError, ServerUnavailable
 from foxqueue.gpu import Device, discover, find
 from foxqueue.heartbeat import Heart
 from foxqueue.listener import Listener
 from foxqueue.places import home_id
-from foxqueue.processes import ProcessId, become_subreaper, children
+from foxqueue.presence import Presence
+from foxqueue.processes import ProcessId, become_subreaper, short_boot_id
 from foxqueue.questions import Questions
+from foxqueue.retry import Retries
 from foxqueue.scripts import Call
-from workers.ending import ending_call
+from workers.brood import Brood
 from workers.holding import Holding
 from workers.inbox import Event, Inbox
+from workers.notifier import Notifier
 from workers.output import BoundedOutput
-from workers.presence import Presence
 from workers.purged import PurgedFiles
 from workers.readiness import Readiness
 from workers.recovery import LeftRun, tail_of
 from workers.room import Room
 from workers.run import Run
-from workers.runs import RunnerHandle, output_path, spawn_runner
-from workers.verdict import Verdict
+from workers.runs import output_path
+from workers.verdict import STOPPED
 
 POLL_S = 5.0  # an idle worker asks at least this often, whatever wake-ups say
-BACKLOG_S = 0.1  # in place of the poll while more ended jobs are to be purged than one sweep may
+BACKLOG_S = 0.1  # in place of the poll while there is more to be done than one sweep may
 AWAY_S = 1.0  # between tries while Redis is away
 ANSWER_S = 3.0  # a silent connection deafens an idle worker for a poll and this
 DUE_S = 0.005  # on top of the time until a job is due, so that it is due when asked for
@@ -67,7 +70,8 @@ class Worker:
         self.name = f"{self.host[:24]}-{os.getpid()}-{secrets.token_hex(4)}"
         self._holding = Holding(config, device, self.name, self.host, self._tell_left)
         self._inbox = Inbox()
-        self._heart = Heart(broker_for_beats, settings, self._inbox.put)
+        self._notifier = Notifier(config, self.name)
+        self._heart = Heart(broker_for_beats, settings, self._inbox.put, self._notifier.hear)
         self._listener = Listener(broker, self.name, self._inbox.put)
         self._presence = Presence(broker, device, self.name, self.host)
         self._room = Room(config.jobs_dir)
@@ -75,8 +79,7 @@ class Worker:
         self._purged = PurgedFiles(config, broker)
         self._poll_s = min(POLL_S, settings.beat_ms / 1000)
         self._idle_s = self._poll_s
-        self._standby: RunnerHandle | None = None
-        self._done: list[RunnerHandle] = []
+        self._brood = Brood(self._notifier.children)
         self._questions = Questions(broker, self.name, device, self.host)
         self._answered: Reply | None = None
         self._is_away = False
@@ -95,7 +98,8 @@ class Worker:
         self._inbox.catch_signals()
         self._heart.start()
         self._listener.start()
-        self._standby = spawn_runner()
+        self._notifier.start()
+        self._brood.prepare()
         self._holding.recover(self._wait_a_little)
         self._lose_claim_of(predecessor)
         _log.info("worker %s serves %s (%s, %s)", self.name, self._device.ref, self._device.name, self._device.uuid)
@@ -110,7 +114,7 @@ class Worker:
         return not self._inbox.stops
 
     def _tell_left(self, left: LeftRun) -> bool:
-        call = ending_call(self._broker, left.number, left.fence, left.verdict, left.outcome)
+        call = ending_call(self._broker, left.number, left.fence, left.verdict, left.outcome, left.retries)
         instance = self._instance()
         if instance is None:
             return False
@@ -128,7 +132,7 @@ class Worker:
                 left = self._broker.claimed_by(predecessor, self._device.uuid)
                 if left is not None:
                     number, fence = left
-                    word = self._broker.send(self._broker.lose_call(number, fence))[0].word
+                    word = self._broker.send(self._broker.lose_call(number, fence, short_boot_id()))[0].word
                     _log.warning("job %d, claimed by a dead worker and not begun: %s", number, word)
                 return
             except ServerError as error:
@@ -153,22 +157,21 @@ class Worker:
             self._broker.send(self._questions.decline(), self._presence.register_call())
         except ServerError as error:
             _log.warning("leaving without a word: %s", error)
-        if self._standby is not None:
-            self._standby.close()
-        self._reap()
+        self._notifier.close()
+        self._brood.close()
         self._readiness.close()
         _log.info("worker %s stopped", self.name)
 
     def _give_back(self, reply: Reply) -> None:
         if reply.word == "ok":
             claimed = Claimed.of(reply)
-            self._broker.send(self._broker.release_call(claimed.number, claimed.fence, "its worker was stopped"))
+            self._broker.send(self._broker.release_call(claimed.number, claimed.fence, "shutdown", STOPPED))
 
     # --- one turn --------------------------------------------------------------------------------------
 
     def _turn(self) -> None:
         """Look, claim, run; or wait."""
-        self._reap()
+        self._brood.reap()
         self._purged.look()
         if self._answered is not None:
             reply, self._answered = self._answered, None
@@ -177,7 +180,7 @@ class Worker:
         if self._questions.unanswered is None and not self._readiness.usable():
             self._presence.register()
             self._stand_aside()
-            self._wait(self._poll_s)
+            self._wait(self._idle_s)
             return
         question = self._questions.unanswered or self._questions.ask(self._presence.seen)
         try:
@@ -187,15 +190,20 @@ class Worker:
             return
         self._questions.unanswered = None
         self._back()
-        purged = int(swept.rest[2]) if swept.word == "ok" else 0
-        self._idle_s = self._poll_s if purged < SWEEP_LIMIT else BACKLOG_S
+        self._hear(swept)
         self._answer(reply)
+
+    def _hear(self, swept: Reply) -> None:
+        """Take a sweep's answer: how much it did, and how many ends are to be told."""
+        done = map(int, swept.rest[:5]) if swept.word == "ok" else ()
+        self._idle_s = self._poll_s if max(done, default=0) < SWEEP_LIMIT else BACKLOG_S
+        self._notifier.hear(swept)
 
     def _answer(self, reply: Reply) -> None:
         if reply.word == "ok":
             claimed = Claimed.of(reply)
             if self._inbox.stops:
-                self._end(claimed, Verdict("release", detail="its worker was stopped"), codec.pack({}))
+                self._end(claimed, Verdict("release", "shutdown", STOPPED))
             elif self._is_ours(claimed):
                 self._run(claimed, self._questions.asked_at)
             return
@@ -245,47 +253,44 @@ class Worker:
         )
         me = ProcessId.of()
         facts = {**self._holding.whose(), "worker": me.to_dict() if me else None}
-        verdict = run.start(self._take_standby(), self._heart, facts)
+        verdict = run.start(self._brood.take(), self._heart, facts)
         if verdict is None:
             _log.info("job %d runs on %s (attempt %d)", claimed.number, self._device.ref, claimed.attempt)
-            run.watch(self._inbox, self._heart, self._while_running, self._other_runners)
+            run.watch(self._inbox, self._heart, self._while_running, self._brood.pids)
             verdict = run.verdict()
-        used = run.close()
-        if used is not None:
-            self._done.append(used)
+        self._brood.give(run.close())
         if verdict.no_room:
             self._room.refuse(verdict.detail)
-        self._end(claimed, verdict, run.outcome(verdict), run.tail_in)
+        self._end(claimed, verdict, run)
 
     def _while_running(self) -> None:
-        if self._standby is None:
-            self._standby = spawn_runner()
+        self._brood.prepare()
         self._purged.look()
         state = "draining" if self._inbox.stops else "busy"
         if state != self._presence.state or self._presence.silent_s() >= self._settings.beat_ms / 1000:
             self._presence.state = state
             self._presence.register()
 
-    def _take_standby(self) -> RunnerHandle:
-        runner, self._standby = self._standby, None
-        if runner is None or runner.gone:
-            runner = spawn_runner()
-        return runner
+    def _end(self, claimed: Claimed, verdict: Verdict, run: Run | None = None) -> None:
+        """Tell how the run ended until there is a word; where the device is clean, claim in the same round trip.
 
-    def _end(
-        self, claimed: Claimed, verdict: Verdict, outcome: bytes, tail_in: Callable[[], bool] = lambda: True
-    ) -> None:
-        """Tell how the run ended until there is a word; where the device is clean, claim in the same round trip."""
+        Args:
+            claimed: the job.
+            verdict: how it ended.
+            run: None when it was not even begun.
+        """
         self._presence.idle()
-        call = ending_call(
-            self._broker, claimed.number, claimed.fence, verdict, outcome, claimed.attempt, claimed.retry_delay_ms
-        )
+        outcome, retries = (run.outcome(verdict), run.retries) if run else (codec.pack({}), Retries())
+        call = ending_call(self._broker, claimed.number, claimed.fence, verdict, outcome, retries)
+        tail_in = run.tail_in if run else lambda: True
         word = self._insist(call, tail_in, claims=not self._inbox.stops) if call is not None else "nothing written"
         self._heart.end()
         level = logging.INFO if verdict.verb == "complete" else logging.WARNING
         _log.log(level, "job %d: %s %s %s -> %s", claimed.number, verdict.verb, verdict.reason, verdict.detail, word)
         if word is not None:
             self._holding.done()
+            if run is not None and run.notifies:
+                self._notifier.wake()  # sooner than the next sweep says so
         if self._answered is None and self._questions.unanswered is None:
             self._holding.gpu.release()
 
@@ -328,7 +333,7 @@ class Worker:
     def _stand_aside(self) -> None:
         """Claim nothing: pass on what this worker was woken for, and still look after what time brings."""
         try:
-            self._broker.send(self._questions.decline(), self._broker.sweep_call())
+            self._hear(self._broker.send(self._questions.decline(), self._broker.sweep_call())[1])
         except ServerError as error:
             self._away(error)
 
@@ -342,19 +347,6 @@ class Worker:
         if self._is_away:
             _log.info("Redis answers again")
             self._is_away = False
-
-    def _other_runners(self) -> list[int]:
-        """Children that belong to no run now: the runner that stands by, and those that have finished."""
-        return [runner.pid for runner in (*self._done, self._standby) if runner is not None]
-
-    def _reap(self) -> None:
-        """Wait for runners that have finished, and for orphans that became our children as their subreaper."""
-        self._done = [runner for runner in self._done if runner.process.poll() is None]
-        ours = self._other_runners()
-        for pid in children(os.getpid()):
-            identity = ProcessId.of(pid)
-            if pid not in ours and identity is not None and not identity.alive():
-                os.waitpid(pid, os.WNOHANG)
 
 
 def main(config: Config, gpu_ref: str, simulate: str | None = None, cpu: int = 0) -> int:

@@ -11,20 +11,31 @@ local function dissolve(limit)
     return 0
   end
   local members = redis.call('ZRANGE', prefix .. 'members:' .. group, 0, limit - 1)
+  if members[1] then
+    redis.call('HSET', group_key(group), 'filling', '') -- a late piece does not fit any more
+  end
   for _, n in ipairs(members) do
     local job = read_job(n, 'state', 'shape', 'user', 'dependents')
-    if job and is_waiting(job[1]) then
+    local waits = job and is_waiting(job[1])
+    if waits then
       take_out(n, job[1], job[2])
-      if job[4] then
+    end
+    if job and job[2] and (job[4] or not waits) then
+      -- It stays, for those that know of it, and belongs to no group any more.
+      redis.call('HSET', job_key(n), 'shape', string.match(job[2], '^[^@]*'))
+      redis.call('HINCRBY', group_key(group), 'total', -1)
+      if not waits then
+        redis.call('HINCRBY', group_key(group), job[1], -1)
+      else
         over(n, 'cancelled', 'cancelled_by_user', 'its sweep was never completed')
         event('dissolve', n, 'from', job[1], 'to', 'cancelled')
-      else
-        redis.call('ZREM', named('expiry'), n)
-        if job[3] and redis.call('HINCRBY', named('unfinished'), job[3], -1) <= 0 then
-          redis.call('HDEL', named('unfinished'), job[3])
-        end
-        erase(n)
       end
+    elseif waits then
+      redis.call('ZREM', named('expiry'), n)
+      if job[3] and job[3] ~= '' and redis.call('HINCRBY', named('unfinished'), job[3], -1) <= 0 then
+        redis.call('HDEL', named('unfinished'), job[3])
+      end
+      erase(n)
     end
     redis.call('ZREM', prefix .. 'members:' .. group, n)
   end

@@ -1,5 +1,5 @@
 -- NEEDS running granted prefix
--- FOUND expiry ZSET, failed ZSET, finished ZSET, notices ZSET, unfinished HASH, unsettled ZSET
+-- FOUND expiry ZSET, failed ZSET, finished ZSET, notices ZSET, shapes HASH, unfinished HASH, unsettled ZSET
 -- The only way out of running: the grant ends, the lease goes if it is still this run's, and the fence's
 -- word is written down, so that a repeated call gets it again, with other fields as given.
 local function ended(n, run_fence, devices, shape_name, word, ...)
@@ -15,10 +15,16 @@ local function ended(n, run_fence, devices, shape_name, word, ...)
     end
     wake(name, 1) -- who waits for the device itself
   end
-  if group_of(shape_name) then
+  local group = group_of(shape_name)
+  if group then
     count_in_group(shape_name, 'running', -1)
-    if redis.call('EXISTS', prefix .. 'pending:' .. shape_name) == 1 and may_start(shape_name) then
-      wake(shape_name, 1) -- there may be room now that there was not
+    if redis.call('HEXISTS', group_key(group), 'max_concurrent') == 1 and may_start(shape_name) then
+      -- There may be room now that there was not, for the group's jobs of any shape.
+      for _, of_group in ipairs(redis.call('HKEYS', named('shapes'))) do
+        if group_of(of_group) == group and redis.call('EXISTS', prefix .. 'pending:' .. of_group) == 1 then
+          wake(of_group, 1)
+        end
+      end
     end
   end
 end

@@ -31,13 +31,16 @@ local function judged(parent, condition)
   return meets(condition, parent[1]) and 'met' or 'never'
 end
 
--- Write down what a job waits for. edges: parent, condition, its born, what it means now, whether it knows of dependents.
+-- Write down what a job waits for. edges: parent, condition, its born, what it means now, and whether the parent knows
+-- of dependents: true for one that is gone, to which nothing is written.
 local function tie(n, edges)
   local texts = {}
   for _, edge in ipairs(edges) do
     texts[#texts + 1] = edge[1]
     texts[#texts + 1] = (edge[4] == 'met' and 'met:' or '') .. edge[2] .. ':' .. edge[3]
-    redis.call('ZADD', prefix .. 'dependents:' .. edge[1], n, n)
+    if edge[5] ~= true then
+      redis.call('ZADD', prefix .. 'dependents:' .. edge[1], n, n)
+    end
     if not edge[5] then
       redis.call('HSET', job_key(edge[1]), 'dependents', '1')
     end

@@ -13,12 +13,10 @@ local function ready_all(shape_name, rows, known)
   if new then
     redis.call('SET', named('shapes_version'), tick()) -- a count would repeat after lost data
   end
-  if may_start(shape_name) then
-    if new then
-      wake_all()
-    else
-      wake(shape_name, #rows / 2)
-    end
+  if new then
+    wake_all() -- whether or not it may start: who has judged a shape stands under it, and is woken when it may
+  elseif may_start(shape_name) then
+    wake(shape_name, #rows / 2)
   end
 end
 

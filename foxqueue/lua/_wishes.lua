@@ -33,6 +33,39 @@ local function fields_of(wish)
   return fields
 end
 
+-- Runs of the key's earlier jobs that have still to end: whoever replaced them waited for that, and so do we.
+local function wait_for_ends(wish, holder)
+  local edges = redis.call('HGETALL', prefix .. 'blocked_by:' .. holder)
+  for i = 1, #edges, 2 do
+    local parent_born = string.match(edges[i + 1], '^ended:(%d*)$')
+    local parent = parent_born and read_job(edges[i], unpack(PARENT))
+    if parent and parent[2] == parent_born and not has_ended(parent[1]) then
+      wish.edges[#wish.edges + 1] = { edges[i], 'ended', parent_born, 'open', parent[5] }
+      wish.open = wish.open + 1
+    end
+  end
+end
+
+-- A unique key is that of one job at a time, down to its last process.
+local function judge_unique(wish)
+  local holder = redis.call('HGET', named('unique'), wish.unique)
+  local job = holder and read_job(holder, 'state', 'shape', 'worker', 'born', 'unique', 'dependents')
+  if not job or not job[1] or job[5] ~= wish.unique then
+    return
+  end
+  if not has_ended(job[1]) then
+    if wish.exists ~= 'replace' then
+      return { 'exists', life, holder, job[4] or '' }
+    end
+    wish.replaces, wish.replaced, wish.ends = holder, job, is_waiting(job[1])
+    if not wish.ends then
+      wish.edges[1] = { holder, 'ended', job[4] or '', 'open', job[6] }
+      wish.open = 1
+    end
+  end
+  wait_for_ends(wish, holder)
+end
+
 -- A wish as it stands now, before anything is written: or nil and the answer that refuses it.
 local function judge_wish(text)
   local wish, after = read_wish(text)
@@ -46,19 +79,9 @@ local function judge_wish(text)
     wish.expires_at = digits(math.max(due or 0, now_ms) + expires_ms) -- the namespace's own, from its start time
   end
   wish.edges, wish.open = {}, 0
-  local holder = wish.unique and redis.call('HGET', named('unique'), wish.unique)
-  if holder then
-    local job = read_job(holder, 'state', 'shape', 'worker', 'born', 'unique')
-    if job and job[1] and not has_ended(job[1]) and job[5] == wish.unique then
-      if wish.exists ~= 'replace' then
-        return nil, { 'exists', life, holder, job[4] or '' }
-      end
-      wish.replaces, wish.replaced, wish.ends = holder, job, is_waiting(job[1])
-      if not wish.ends then
-        wish.edges[1] = { holder, 'ended', job[4] or '', 'open', false } -- its processes are still to go
-        wish.open = 1
-      end
-    end
+  local refusal = wish.unique and judge_unique(wish)
+  if refusal then
+    return nil, refusal
   end
   for _, line in ipairs(after) do
     local n, parent_born, condition = string.match(line, '^(%d+):(%d*):(%l+)$')
@@ -121,6 +144,6 @@ end
 -- A job whose unique key another has now is cancelled.
 local function replace(wish)
   if wish.replaces then
-    cancel_one(wish.replaces, wish.replaced, user)
+    cancel_one(wish.replaces, wish.replaced, user ~= '' and user or 'a newer job')
   end
 end

@@ -120,14 +120,14 @@ for i = 0, total - 1 do
     'priority', priority, 'born', job_tick, 'tick', wish and wish.tick or job_tick, 'rank', rank, 'attempts', '0',
     'losses', '0', 'retries', jobs[at + 4], 'retry_delay_ms', jobs[at + 5], 'env', env_digest, 'user', user,
     unpack(wish and wish.fields or NOTHING))
+  to = wish and wish.state or 'pending'
   if wish then
-    to = wish.state
     rare.grant_wish(n, wish)
     if wish.never then
       never[#never + 1] = { n, wish.never }
     end
   end
-  if not wish or to == 'pending' then
+  if to == 'pending' then
     local row = rows[shape]
     row[#row + 1] = rank
     row[#row + 1] = n

@@ -57,22 +57,18 @@ end
 local edges, open = {}, 0
 local known = redis.call('HGETALL', prefix .. 'blocked_by:' .. number)
 for i = 1, #known, 2 do
-  local met, condition, parent_born = string.match(known[i + 1], '^(m?e?t?:?)(%l+):(%d*)$')
+  local met, edge = string.match(known[i + 1], '^(met:)(.*)$')
+  local condition, parent_born = string.match(edge or known[i + 1], '^(%l+):(%d*)$')
   local parent = read_job(known[i], unpack(PARENT))
-  local meaning = 'never'
-  if parent and parent[1] and parent[2] == parent_born then
-    meaning = judged(parent, condition)
-  elseif met == 'met:' then
-    meaning = 'met'
-  end
+  local there = parent and parent[1] and parent[2] == parent_born
+  local meaning = there and judged(parent, condition) or (met or condition == 'ended') and 'met' or 'never'
   if meaning == 'never' then
-    local why = why_never(known[i], parent and parent[2] == parent_born and parent)
+    local why = why_never(known[i], there and parent)
     answer('never:' .. why)
     return { 'never', life, why }
   end
   open = open + (meaning == 'open' and 1 or 0)
-  -- One that is gone is not to be told of: nothing is written to it.
-  edges[#edges + 1] = { known[i], condition, parent_born, meaning, not parent or not parent[1] or parent[5] }
+  edges[#edges + 1] = { known[i], condition, parent_born, meaning, not there or parent[5] }
 end
 local full = too_many(job[6], 1)
 if full then
@@ -93,7 +89,7 @@ redis.call('HSET', job_key(number), 'state', 'pending', 'reason', '', 'detail', 
 redis.call('HDEL', job_key(number), 'cancel_requested', 'exit_code', 'due_at', 'started_at', 'finished_at', 'worker',
   'host', 'gpus', 'held', 'expires_at', 'poison', 'boot', 'release_requested')
 redis.call('UNLINK', prefix .. 'result:' .. number, prefix .. 'value:' .. number)
-if job[6] then
+if job[6] and job[6] ~= '' then
   redis.call('HINCRBY', named('unfinished'), job[6], 1)
 end
 if job[7] then

@@ -67,7 +67,7 @@ def test_a_sound_server_passes_and_nothing_is_changed(
     assert {name for name in checks if not checks[name]["ok"]} - needs_a_gpu == {"workers"}
     assert "nobody has used this namespace yet" in checks["settings"]["detail"]
     assert "its machine has" in checks["memory"]["detail"] and "GiB free" in checks["disk"]["detail"]
-    assert checks["fsync"]["detail"] == "everysec: a power cut may cost the last second"
+    assert checks["fsync"]["detail"] == "everysec: a power cut may cost the last second, more on a slow disk"
     broker = Broker.connect(own.url, "test")
     assert broker.redis.dbsize() == 0
     assert not (tmp_path / "home").exists()
@@ -80,7 +80,7 @@ def test_a_namespace_in_use_is_not_changed_either(shell: Shell, queue: Queue) ->
     register(queue)
     before = queue.snapshot()
     checks = checks_of(shell)
-    assert checks["settings"]["detail"] == "schema 1, lease 15 s, beat 5 s"
+    assert checks["settings"]["detail"] == "schema 2, lease 15 s, beat 5 s"
     assert checks["workers"]["ok"] and checks["workers"]["detail"].startswith("1 of 1")
     assert queue.snapshot() == before
 

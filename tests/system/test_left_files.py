@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -15,6 +16,7 @@ from servers import RealServer
 from small_disk import Small
 from stack import Stack, until_exists
 from wait import until
+from workplace import Workplace
 
 from foxqueue.broker import Broker
 from foxqueue.config import load_config, machine_id
@@ -47,8 +49,8 @@ def start(stack: Stack, before: str = OFTEN) -> subprocess.Popen[bytes]:
 
 def look_at_all(stack: Stack) -> None:
     """Wait until every directory was looked at: two that must go have come and gone."""
-    for at in range(2):
-        decoy = jobs_of(stack) / f"{at + 1_000_001}-5"
+    for _ in range(2):
+        decoy = jobs_of(stack) / f"{stack.api.redis.incr(stack.api.broker.keys.next)}-5"
         (decoy / "7").mkdir(parents=True)
         (decoy / "7" / "output.log").write_text("old")
         until(lambda path=decoy: not path.exists(), 20, what=f"the end of {decoy.name}")  # type: ignore[misc]
@@ -85,6 +87,17 @@ def test_files_go_with_their_jobs_and_no_others(worked: Stack) -> None:
     assert (elsewhere / "kept").exists()
 
 
+def test_a_server_set_back_to_older_data_keeps_the_files_of_jobs_it_lost(worked: Stack) -> None:
+    """Given directories of jobs that the server never heard of, or whose number another job has, then they stay."""
+    before = names(worked)
+    lost = {f"{worked.api.broker.last_number() + 50}-5", "1-5"}
+    for name in lost:
+        (jobs_of(worked) / name / "7").mkdir(parents=True)
+    start(worked)
+    look_at_all(worked)
+    assert names(worked) == before | lost
+
+
 def test_another_life_of_the_server_keeps_its_files(worked: Stack) -> None:
     old, before = jobs_of(worked), names(worked)
     worked.api.redis.flushall()
@@ -116,7 +129,7 @@ def test_a_job_that_is_queued_again_finds_its_files(worked: Stack) -> None:
     start(worked)
     number = worked.queue("sh", "-c", "[ -e $FOXQUEUE_DIR/x ] || { touch $FOXQUEUE_DIR/x; exit 3; }")
     job = worked.await_state(number, "failed")
-    assert worked.api.broker.requeue(number, worked.api.job(number).born, "test") == "ok"
+    assert worked.api.broker.requeue(number, worked.api.job(number).born, "test").word == "ok"
     look_at_all(worked)
     assert worked.await_state(number, "succeeded")["fence"] != job["fence"]
 
@@ -125,13 +138,14 @@ def test_no_answer_removes_nothing(worked: Stack) -> None:
     start(worked)
     look_at_all(worked)
     before, jobs = names(worked), jobs_of(worked)
-    (jobs / "1000003-5").mkdir()
+    decoy = f"{worked.api.redis.incr(worked.api.broker.keys.next)}-5"
+    (jobs / decoy).mkdir()
     worked.api.redis.config_set("maxclients", 1)  # whoever comes anew is refused
     worked.api.redis.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
     until(lambda: "Redis is away" in worked.log("worker"), 20, what="the silence")
     assert before <= {path.name for path in jobs.iterdir()}
     worked.api.redis.config_set("maxclients", 1000)
-    until(lambda: "1000003-5" not in {path.name for path in jobs.iterdir()}, 20, what="the next look")
+    until(lambda: decoy not in {path.name for path in jobs.iterdir()}, 20, what="the next look")
 
 
 @pytest.mark.parametrize("emptied", [False, True])
@@ -140,6 +154,7 @@ def test_a_server_that_is_emptied_while_it_is_asked(
 ) -> None:
     broker = Broker.connect(server.url, "test")
     config = load_config(url=server.url, namespace="test", home=tmp_path)
+    broker.redis.incr(broker.keys.next)
     left = config.jobs_dir / broker.settings().instance / "1-5"
     left.mkdir(parents=True)
     ask = broker.born_of
@@ -192,7 +207,7 @@ def test_a_job_in_a_row_meets_a_full_disk(stack: Stack) -> None:
 UNSEEN = "import workers.room as room; room.ROOM_BYTES = room.ROOM_FILES = 0; room.AGAIN_S = 1.0"
 
 
-@pytest.mark.parametrize("kind", ["command", "call", "files"])
+@pytest.mark.parametrize("kind", ["command", "call", "files", "config", "script"])
 def test_a_launch_that_finds_no_room_gives_the_job_back(stack: Stack, kind: str) -> None:
     """Given room that cannot be seen to be gone (a quota, say), when a launch fails for it, then the job waits."""
     stack.serve()
@@ -203,8 +218,12 @@ def test_a_launch_that_finds_no_room_gives_the_job_back(stack: Stack, kind: str)
         for path in made:
             path.touch()
     else:
-        small.leave(0)
-    number = Caller(stack, "calls").queue("f") if kind == "call" else stack.queue("true")
+        small.leave(2**20 if kind in ("config", "script") else 0)
+    if kind in ("config", "script"):
+        large = {"config": json.dumps("x" * 2**21), "script": b"#!/bin/sh\nexit\n" + b"#" * 2**21}
+        number = Workplace(stack).put("true", **{kind: large[kind]})
+    else:
+        number = Caller(stack, "calls").queue("f") if kind == "call" else stack.queue("true")
     until(lambda: len(stack.events(number, "release")) > 1, 20, what="the job given back")
     assert small.device()["state"] == "unavailable"
     assert "No space left on device" in str(small.device()["detail"])

@@ -219,7 +219,7 @@ def whole_life(queue: Queue) -> None:
     queue.reap()
     assert queue.job(1)["state"] == "pending"
     assert broker.cancel(1, "", "me") == "cancelled"
-    assert broker.requeue(1, "", "me") == "ok"
+    assert broker.requeue(1, "", "me").word == "ok"
     run = queue.worker("w6", "GPU-1").claim()
     assert broker.force_release("GPU-1", "me") == ("ok", 1)
     assert queue.beat(run) == "taken" and queue.fail(run, "lease_lost", None) == "failed"

@@ -16,7 +16,8 @@ from wait import until
 
 from foxqueue.locks import DeviceLock
 from foxqueue.processes import ProcessId, marked
-from workers.runs import MARK, read_exit_record
+from foxqueue.rundirs import MARK
+from workers.runs import read_exit_record
 
 
 @pytest.fixture

@@ -13,7 +13,8 @@ from runners import PYTHON, Rig, rig_in
 from wait import until
 
 from foxqueue.processes import ProcessId, marked
-from workers.runs import MARK, read_exit_record
+from foxqueue.rundirs import MARK
+from workers.runs import read_exit_record
 
 # Ignores TERM, and says when it does.
 STUBBORN = (
@@ -51,7 +52,7 @@ def test_cancel_lets_the_job_end_itself(rig: Rig) -> None:
     assert (record["exit_code"], record["why"], record["killed"]) == (7, "cancel", False)
 
 
-@pytest.mark.parametrize("why", ["cancel", "shutdown", "lease_lost", "stale"])
+@pytest.mark.parametrize("why", ["cancel", "shutdown", "paused", "lease_lost", "stale"])
 def test_kill_after_the_grace(rig: Rig, why: str) -> None:
     rig.start([*PYTHON, STUBBORN])
     rig.wait_for_output(b"up")

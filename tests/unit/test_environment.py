@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from foxqueue.broker import Claimed
+from foxqueue.environment import job_environment
 from foxqueue.gpu import Device
-from workers.environment import job_environment
 
 
 def environment(captured: dict[str, str], given: dict[str, str], kind: str = "simulated") -> dict[str, str]:

@@ -28,7 +28,12 @@ def record(**fields: Any) -> dict[str, Any]:
         (record(exit_code=0, why="timeout"), "fail", "timeout"),
         (record(exit_code=0, why="cancel"), "fail", "cancelled_by_user"),
         (record(signal=signal.SIGKILL, why="lease_lost"), "fail", "lease_lost"),
-        (record(exit_code=0, why="shutdown"), "release", ""),
+        (record(exit_code=75), "release", "later"),
+        (record(exit_code=75, why="timeout"), "fail", "timeout"),
+        (record(exit_code=75, why="cancel"), "fail", "cancelled_by_user"),
+        (record(exit_code=75, why="shutdown"), "release", "shutdown"),
+        (record(exit_code=0, why="shutdown"), "release", "shutdown"),
+        (record(signal=signal.SIGTERM, why="paused"), "release", "paused"),
         (record(signal=signal.SIGTERM, why="worker_lost"), "lose", ""),
         (record(signal=signal.SIGTERM, why="takeover"), "lose", ""),
         (record(signal=signal.SIGTERM, why="stale"), "nothing", ""),
@@ -38,7 +43,7 @@ def record(**fields: Any) -> dict[str, Any]:
 def test_verdicts(given: dict[str, Any] | None, verb: str, reason: str) -> None:
     verdict = judge(given, 2.0)
     assert (verdict.verb, verdict.reason) == (verb, reason)
-    assert not reason or reason in END_REASONS
+    assert not reason or verb == "release" or reason in END_REASONS
 
 
 def test_an_exit_code_is_the_commands_own() -> None:
@@ -74,7 +79,11 @@ RAISED = {"exception": {"type": "ValueError", "message": "no\n way", "traceback"
         (record(exit_code=0, why="cancel"), {"value": b"1"}, "fail", "cancelled_by_user"),
         (record(exit_code=1, why="timeout"), RAISED, "fail", "timeout"),
         (record(exit_code=0, why="lease_lost"), {"value": b"1"}, "fail", "lease_lost"),
-        (record(exit_code=0, why="shutdown"), {"value": b"1"}, "release", ""),
+        (record(exit_code=75), {}, "release", "later"),
+        (record(exit_code=75), {"value": b"1"}, "complete", "exit_code"),
+        (record(exit_code=75), RAISED, "fail", "exception"),
+        (record(exit_code=0, why="shutdown"), {"value": b"1"}, "release", "shutdown"),
+        (record(exit_code=0, why="paused"), {"value": b"1"}, "release", "paused"),
         (record(exit_code=1, why="takeover"), RAISED, "lose", ""),
         (record(exit_code=0, why="stale"), {"value": b"1"}, "nothing", ""),
     ],
@@ -86,10 +95,16 @@ def test_verdicts_of_calls(given: dict[str, Any] | None, report: dict[str, Any],
     assert verdict.exception == (RAISED["exception"] if reason == "exception" else None)
 
 
-def test_what_a_call_raised_is_the_detail_and_is_retried() -> None:
+def test_what_a_call_raised_is_the_detail_and_what_it_wishes_goes_along() -> None:
     verdict = judge(record(exit_code=1), None, RAISED)
-    assert (verdict.detail, verdict.exit_code, verdict.retried) == ("ValueError: no way", 1, True)
-    assert not judge(record(exit_code=1), None, {"bad_result": "x"}).retried
+    assert (verdict.detail, verdict.exit_code) == ("ValueError: no way", 1)
+    assert (verdict.wish, verdict.delay_s) == ("", None)
+    for wish in ({"wish": "retry", "delay_s": 5.0}, {"wish": "retry", "delay_s": None}, {"wish": "fail"}):
+        verdict = judge(record(exit_code=1), None, {**RAISED, **wish})
+        assert (verdict.wish, verdict.delay_s) == (wish["wish"], wish.get("delay_s"))
+        assert verdict.exception == RAISED["exception"]
+    assert judge(None, None, {**RAISED, "wish": "fail"}).wish == "fail"
+    assert judge(record(exit_code=1, why="timeout"), None, {**RAISED, "wish": "fail"}).wish == ""
 
 
 def test_a_full_disk_is_no_failure_of_the_job() -> None:
@@ -97,13 +112,7 @@ def test_a_full_disk_is_no_failure_of_the_job() -> None:
     assert (verdict.verb, verdict.detail, verdict.no_room) == ("release", "no space", True)
 
 
-@pytest.mark.parametrize("reason_given", [record(exit_code=1), record(signal=9), record(exit_code=0, why="timeout")])
-def test_the_jobs_own_failures_are_retried(reason_given: dict[str, Any]) -> None:
-    assert judge(reason_given).retried
-
-
-@pytest.mark.parametrize(
-    "reason_given", [record(exit_code=0), record(error="x"), record(why="cancel"), record(why="lease_lost"), None]
-)
-def test_nothing_else_is(reason_given: dict[str, Any] | None) -> None:
-    assert not judge(reason_given).retried
+def test_a_run_that_was_asked_back_says_why() -> None:
+    assert judge(record(signal=15, why="paused"), paused="paused by ada: update").detail == "paused by ada: update"
+    assert judge(record(signal=15, why="paused")).detail == "the queue, its group or its device was paused"
+    assert judge(record(exit_code=75)).detail == "exited with 75: later"

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from foxqueue.broker import Claimed
 from foxqueue.gpu import Device, cuda_visible
-from workers.runs import MARK
+from foxqueue.messages import Claimed
+from foxqueue.rundirs import MARK
 
 
 def job_environment(

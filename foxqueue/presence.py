@@ -11,6 +11,7 @@ from foxqueue import codec
 from foxqueue.broker import Broker
 from foxqueue.errors import ServerError
 from foxqueue.gpu import Device, Observation
+from foxqueue.processes import short_boot_id
 from foxqueue.scripts import Call
 
 _log = logging.getLogger(__name__)
@@ -82,7 +83,9 @@ class Presence:
                 "since_ms": self._since_ms,
             }
         )
-        return self._broker.register_call(self._worker, device.uuid, self._sequence, packed)
+        return self._broker.register_call(
+            self._worker, device.uuid, self._sequence, packed, host=self._host, boot=short_boot_id()
+        )
 
     def register(self) -> None:
         """Publish now; while Redis is away there is nobody to tell."""

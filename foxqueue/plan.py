@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from foxqueue import codec
+from foxqueue.retry import MAX_DELAY_S
 
 SPEC_VERSION = 1
 
@@ -23,6 +24,11 @@ class Plan:
         time_limit_s: None without a limit.
         call: what to call, None for a command: module or script, qualname, python (the submitter's interpreter), data
             (the arguments, packed).
+        retry_on: reasons and exit codes after which it is tried again; None for all that may be.
+        retry_cap_s: what the doubling delay between attempts does not go beyond.
+        config: JSON text for its directory, None when it has none.
+        script: kept copy of its script, executed in place of the command's first word; None when it has none.
+        notifies: whether somebody is to be told of its end.
     """
 
     argv: list[str]
@@ -32,6 +38,11 @@ class Plan:
     visible: str
     time_limit_s: float | None
     call: dict[str, Any] | None = None
+    retry_on: tuple[str, ...] | None = None
+    retry_cap_s: float = MAX_DELAY_S
+    config: str | None = None
+    script: bytes | None = None
+    notifies: bool = False
 
 
 def read_plan(packed: bytes) -> Plan:
@@ -45,7 +56,7 @@ def read_plan(packed: bytes) -> Plan:
         raise BadPayload("what it should run cannot be read")
     if spec.get("v") != SPEC_VERSION:
         raise BadPayload(f"it was written by another version of foxqueue (spec version {spec.get('v')!r})")
-    limit = spec.get("time_limit_s")
+    limit, cap = spec.get("time_limit_s"), spec.get("retry_cap_s")
     plan = Plan(
         argv=_texts(spec.get("argv"), "its command"),
         cwd=_of(str, spec.get("cwd"), "its directory"),
@@ -54,6 +65,11 @@ def read_plan(packed: bytes) -> Plan:
         visible=_of(str, spec.get("visible") or "index", "its choice of visible devices"),
         time_limit_s=None if limit is None else float(_of((int, float), limit, "its time limit")),
         call=None if spec.get("call") is None else _call(spec["call"]),
+        retry_on=None if spec.get("retry_on") is None else tuple(_texts(spec["retry_on"], "its reasons to retry")),
+        retry_cap_s=MAX_DELAY_S if cap is None else float(_of((int, float), cap, "its longest delay")),
+        config=_of((str, type(None)), spec.get("config"), "its configuration"),
+        script=_of((bytes, type(None)), spec.get("script"), "its script"),
+        notifies=bool(spec.get("notify")),
     )
     if plan.visible not in ("index", "uuid"):
         raise BadPayload("its choice of visible devices cannot be read")
