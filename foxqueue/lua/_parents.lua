@@ -18,7 +18,11 @@ local function why_never(n, parent)
   end
   local reason = parent[1] ~= 'succeeded' and parent[3] or ''
   if reason == 'dependency_failed' then
-    reason = reason .. ': ' .. string.sub(parent[4] or '', 1, 150)
+    local chain = parent[4] or ''
+    if #chain > 150 then -- the first cause, which stands in the innermost brackets
+      chain = '… ' .. (string.match(chain, 'job %d+ %l+ %([^()]*%)') or string.sub(chain, -100))
+    end
+    reason = reason .. ': ' .. chain
   end
   return 'job ' .. n .. ' ' .. parent[1] .. (reason ~= '' and ' (' .. reason .. ')' or '')
 end

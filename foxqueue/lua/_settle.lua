@@ -1,20 +1,20 @@
 -- settle: blocked -> pending, scheduled, cancelled
 -- NEEDS prefix
 -- FOUND blocked ZSET, scheduled ZSET, unsettled ZSET
--- Nothing holds a blocked job back any more. Its tick is new when it comes from its parents.
+-- Nothing holds a blocked job back any more. Its tick is new when it comes from its parents, else it keeps its place.
 local function unblock(n, anew)
   redis.call('ZREM', named('blocked'), n)
-  local job = read_job(n, 'shape', 'priority', 'due_at', 'tick')
+  local job = read_job(n, 'shape', 'priority', 'due_at', 'tick', 'rank')
   if not job or not job[1] or not whole(job[2]) or not whole(job[4]) then
     put_aside(n)
     return 'failed'
   end
   local due = whole(job[3]) and tonumber(job[3]) > now_ms and tonumber(job[3])
-  local job_tick = job[4]
-  if anew then
+  local job_tick, rank, state = job[4], job[5], due and 'scheduled' or 'pending'
+  if anew or not whole(rank) then
     job_tick = due and digits(due * 1000) or tick()
+    rank = rank_of(job_tick, job[2])
   end
-  local rank, state = rank_of(job_tick, job[2]), due and 'scheduled' or 'pending'
   redis.call('HSET', job_key(n), 'state', state, 'tick', job_tick, 'rank', rank)
   if due then
     redis.call('ZADD', named('scheduled'), digits(due), n)

@@ -83,6 +83,7 @@ local function judge_wish(text)
   if refusal then
     return nil, refusal
   end
+  local of_key = #wish.edges -- one more for the same parent takes the place of such an edge
   for _, line in ipairs(after) do
     local n, parent_born, condition = string.match(line, '^(%d+):(%d*):(%l+)$')
     local parent = read_job(n, unpack(PARENT))
@@ -99,10 +100,13 @@ local function judge_wish(text)
     end
     if meaning == 'never' then
       wish.never = wish.never or why_never(n, parent)
-    elseif meaning == 'open' then
-      wish.open = wish.open + 1
     end
-    wish.edges[#wish.edges + 1] = { n, condition, parent[2] or '', meaning, parent[5] }
+    local at = #wish.edges + 1
+    for i = 1, of_key do
+      at = wish.edges[i][1] == n and i or at
+    end
+    wish.open = wish.open + (meaning == 'open' and not wish.edges[at] and 1 or 0)
+    wish.edges[at] = { n, condition, parent[2] or '', meaning, parent[5] }
   end
   wish.state = (wish.open > 0 or wish.held or wish.never) and 'blocked' or wish.due and 'scheduled' or 'pending'
   wish.fields = fields_of(wish)
