@@ -84,12 +84,12 @@ class Commands(Sender):
         if reply.word == "missing":  # it was sent once, and the server has lost it since
             reply = ask(True)
         if reply.word != "ok":
-            raise self._refusal(reply, user, jobs[0].more)
+            raise self._refusal(reply, user, jobs[0].more, filling)
         self._kept.add(env.digest)
         first, born = map(int, reply.rest)
         return [(first + at, str(born + at)) for at in range(len(jobs))]
 
-    def _refusal(self, reply: Reply, user: str, more: str) -> FoxqueueError:
+    def _refusal(self, reply: Reply, user: str, more: str, filling: str) -> FoxqueueError:
         """The error that an answer of enqueue means, other than ``ok``."""
         said = [text(part) for part in reply.rest]
         match reply.word:
@@ -109,8 +109,12 @@ class Commands(Sender):
                 return JobGone(
                     f"job {said[0]} is another job by now: the server lost data and gave the number out again"
                 )
-            case "taken":
+            case "taken" if filling:
                 return GroupExists(said[0])
+            case "taken":
+                return ServerUnavailable(
+                    f"a sweep is being submitted as group {said[0]!r}: try again when it is there", definite=True
+                )
         return ServerRefused(
             f"namespace {self.keys.namespace!r} was changed by a newer foxqueue ({reply.word}): upgrade this machine",
             cure="pip install --upgrade foxqueue",

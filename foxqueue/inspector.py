@@ -210,6 +210,8 @@ class Inspector:
         ended = []
         if states & {SUCCEEDED, CANCELLED}:
             ended.append(self._reader.members(self._keys.finished, "ZREVRANGE", batch))
+        if CANCELLED in states:
+            ended.append(self._reader.members(self._keys.dropped, "ZREVRANGE", batch))
         if FAILED in states:
             ended.append(self._reader.members(self._keys.failed, "ZREVRANGE", batch))
         yield from (number for _, number in heapq.merge(*ended, reverse=True))

@@ -69,6 +69,10 @@ class Keys:
         """LIST, at most 20: how earlier runs ended, newest last, each a text of lines."""
         return self._key(f"history:{number}")
 
+    def awaited(self, name: str) -> str:
+        """SET: jobs that jobs of a group wait for, while it is being filled."""
+        return self._key(f"awaited:{name}")
+
     def group(self, name: str) -> str:
         """HASH: one group of jobs: its limits, counts, and whether it is paused or still being filled."""
         return self._key(f"group:{name}")
@@ -173,8 +177,13 @@ class Keys:
 
     @property
     def finished(self) -> str:
-        """ZSET: succeeded and cancelled jobs -> end ms."""
+        """ZSET: succeeded jobs, and cancelled ones that had started -> end ms."""
         return self._key("finished")
+
+    @property
+    def dropped(self) -> str:
+        """ZSET: cancelled jobs that never started -> end ms. They count apart, so that they push out no run."""
+        return self._key("dropped")
 
     @property
     def failed(self) -> str:

@@ -14,6 +14,8 @@ from foxqueue.replies import first_page, text, whole
 from foxqueue.requirement import Requirement, group_of, parse_shape
 from foxqueue.states import BLOCKED, SCHEDULED
 
+_COUNTED = ("scheduled", "blocked", "running", "finished", "failed")
+
 
 @dataclass(frozen=True)
 class Line:
@@ -107,12 +109,13 @@ class Lines:
     def counts(self) -> dict[str, int]:
         """How many jobs stand in each set: pending, scheduled, blocked, running, finished, failed."""
         keys = self._reader.keys
-        sets = {name: getattr(keys, name) for name in ("scheduled", "blocked", "running", "finished", "failed")}
+        sets = {name: getattr(keys, name) for name in (*_COUNTED, "dropped")}
         sizes = self._reader.ask(
             [("ZCARD", key) for key in sets.values()] + [("ZCARD", keys.pending(line.shape)) for line in self._seen]
         )
         known = [whole(size) for size in sizes]
         found = {"pending": sum(known[len(sets) :]), **dict(zip(sets, known, strict=False))}
+        found["finished"] += found.pop("dropped")
         for name in sorted(self.unseen):
             for state, count in self._hidden(self.groups[name]).items():
                 found[state] = max(found[state] - count, 0)

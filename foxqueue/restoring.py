@@ -16,6 +16,7 @@ _MOST_RUNS = 20
 _WHOLE = re.compile(rb"-?[0-9]{1,16}\Z")
 _SHAPE = re.compile(rb"[!-?A-~]{1,200}(@[A-Za-z0-9._-]{1,64})?\Z")
 _EDGE = re.compile(rb"(met:)?[a-z]{1,16}:[0-9]{0,16}\Z")
+_END = b"ended:"
 _NEEDED = (b"priority", b"tick", b"rank", b"attempts", b"losses", b"retries", b"retry_delay_ms")  # to start it
 # What is kept of a record that cannot be understood, as far as it is a number or a short text.
 _KEPT: tuple[bytes, ...] = (
@@ -46,7 +47,7 @@ def put_back(job: StoredJob, last_tick: int, exported_ms: int, now_ms: int) -> t
     Returns:
         The job, and why it could not be understood, "" when it could. Then it is put aside as failed.
     """
-    job = replace(job, edges=_edges(job), history=job.history[-_MOST_RUNS:])
+    job = _without_runs(replace(job, edges=_edges(job), history=job.history[-_MOST_RUNS:]))
     why = _misunderstood(job, last_tick)
     if why:
         return replace(job, fields=_aside(job, why, last_tick, now_ms), notice=None), why
@@ -142,9 +143,22 @@ def _edges(job: StoredJob) -> dict[bytes, bytes]:
     sound = [
         (parent, edge)
         for parent, edge in job.edges.items()
-        if _WHOLE.match(parent) and 0 < int(parent) < job.number and _EDGE.match(edge)
+        if _WHOLE.match(parent) and _EDGE.match(edge) and (0 < int(parent) < job.number or _END in edge)
     ]
     return dict(sound[:_MOST_EDGES])
+
+
+def _without_runs(job: StoredJob) -> StoredJob:
+    """A job that waits for processes of an earlier one with its unique key: no process comes along."""
+    waits = [parent for parent, edge in job.edges.items() if edge.startswith(_END)]
+    fields = job.fields
+    if not waits or not fields or fields.get(b"state") != BLOCKED.encode():
+        return job
+    left = (_number(fields, b"parents") or 0) - len(waits)
+    fields = {**fields, b"parents": b"%d" % left}
+    if not left and not fields.get(b"held"):
+        fields[b"state"] = (SCHEDULED if fields.get(b"due_at") else PENDING).encode()
+    return replace(job, fields=fields, edges=job.edges | {parent: b"met:" + job.edges[parent] for parent in waits})
 
 
 def _number(fields: dict[bytes, bytes], name: bytes) -> int | None:

@@ -173,7 +173,7 @@ SETTINGS = {
             "retain_finished_count",
             "retain_finished_count",
             "a number of jobs, or off",
-            "How many succeeded and cancelled jobs are kept, the newest.",
+            "How many succeeded and cancelled jobs are kept, the newest; those that never started count apart.",
             _count,
             lambda count: "off" if count >= OFF else str(count),
         ),

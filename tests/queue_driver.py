@@ -23,6 +23,7 @@ class Worker:
     question: int = 0
     version: str = "?"
     woken: list[str] = field(default_factory=list)
+    boot: str = ""
 
     def claim_call(self, waits: bool = True) -> Call:
         """The next question, not yet sent. What the worker was woken for goes along, once."""
@@ -37,6 +38,7 @@ class Worker:
             woken,
             self.shapes if waits else (),
             waits=waits,
+            boot=self.boot,
         )
 
     def ask_once(self, waits: bool = True) -> Reply:
@@ -77,23 +79,46 @@ class Queue:
         return Worker(self, name, device, shapes)
 
     def enqueue(
-        self, name: str = "job", shape: str = "g1", priority: int = 5, retries: int = 0, token: str | None = None
+        self,
+        name: str = "job",
+        shape: str = "g1",
+        priority: int = 5,
+        retries: int = 0,
+        token: str | None = None,
+        more: str = "",
+        user: str = "",
     ) -> int:
         """Enqueue a job and return its number."""
-        return self.enqueue_born(name, shape, priority, retries, token)[0]
+        return self.enqueue_born(name, shape, priority, retries, token, more, user)[0]
 
     def enqueue_born(
-        self, name: str = "job", shape: str = "g1", priority: int = 5, retries: int = 0, token: str | None = None
+        self,
+        name: str = "job",
+        shape: str = "g1",
+        priority: int = 5,
+        retries: int = 0,
+        token: str | None = None,
+        more: str = "",
+        user: str = "",
     ) -> tuple[int, str]:
         """Enqueue a job and return its number and tick."""
+        spec = pack({"v": 1, "argv": ["true"]})
         return self.broker.enqueue(
-            NewJob(name, shape, priority, retries, 1000, pack({"v": 1, "argv": ["true"]})), ENVIRONMENT, token
+            NewJob(name, shape, priority, retries, 1000, spec, more), ENVIRONMENT, token, user=user
         )
 
     def job(self, number: int) -> dict[str, str]:
         """The hash of a job."""
         raw = self.broker.redis.hgetall(self.broker.keys.job(number))
         return {key.decode(): value.decode() for key, value in raw.items()}
+
+    def state(self, number: int) -> str:
+        """The state of a job; empty when it is gone."""
+        return self.job(number).get("state", "")
+
+    def sweep(self, limit: int = 100) -> list[int]:
+        """Sweep now; how many were promoted, reaped, purged, expired, settled, and how many notices are due."""
+        return [int(part) for part in self.reap(limit).rest]
 
     def send(self, call: Call) -> str:
         """Send one call and return its word."""

@@ -1,8 +1,8 @@
 -- NEEDS max_unfinished max_unfinished_user
 -- FOUND unfinished HASH
--- Whether so many more jobs of a user would be too many: nil, or the answer to give.
-local function too_many(owner, how_many)
-  local function beyond(limit, current, whose)
+-- Whether so many more jobs, and so many of one user, would be too many: nil, or the answer to give.
+local function too_many(owner, in_all, of_owner)
+  local function beyond(limit, current, how_many, whose)
     if current + how_many > limit then
       return { 'full', life, whose, digits(limit), digits(current) }
     end
@@ -12,12 +12,12 @@ local function too_many(owner, how_many)
     for _, of_user in ipairs(redis.call('HVALS', named('unfinished'))) do
       total = total + count(of_user)
     end
-    local found = beyond(max_unfinished, total, 'queue')
+    local found = beyond(max_unfinished, total, in_all, 'queue')
     if found then
       return found
     end
   end
   if max_unfinished_user < OFF and owner and owner ~= '' then
-    return beyond(max_unfinished_user, count(redis.call('HGET', named('unfinished'), owner)), 'user')
+    return beyond(max_unfinished_user, count(redis.call('HGET', named('unfinished'), owner)), of_owner, 'user')
   end
 end

@@ -1,7 +1,7 @@
 -- dissolve: scheduled, blocked, pending -> -, cancelled
 -- NEEDS prefix
--- FOUND expiry ZSET, filling ZSET, groups ZSET, unfinished HASH
--- FOUND members:<group> ZSET job -> its number
+-- FOUND dropped ZSET, expiry ZSET, failed ZSET, filling ZSET, groups ZSET, notices ZSET, unfinished HASH
+-- FOUND members:<group> ZSET job -> its number, awaited:<group> SET
 -- A group that nobody completes goes, with its jobs, which nobody has seen; one for which others wait is cancelled.
 local ABANDONED_MS = 600000
 
@@ -20,7 +20,7 @@ local function dissolve(limit)
     if waits then
       take_out(n, job[1], job[2])
     end
-    if job and job[2] and (job[4] or not waits) then
+    if job and job[2] and job[4] then
       -- It stays, for those that know of it, and belongs to no group any more.
       redis.call('HSET', job_key(n), 'shape', string.match(job[2], '^[^@]*'))
       redis.call('HINCRBY', group_key(group), 'total', -1)
@@ -30,9 +30,12 @@ local function dissolve(limit)
         over(n, 'cancelled', 'cancelled_by_user', 'its sweep was never completed')
         event('dissolve', n, 'from', job[1], 'to', 'cancelled')
       end
-    elseif waits then
+    elseif job and job[1] then
       redis.call('ZREM', named('expiry'), n)
-      if job[3] and job[3] ~= '' and redis.call('HINCRBY', named('unfinished'), job[3], -1) <= 0 then
+      redis.call('ZREM', named('notices'), n)
+      redis.call('ZREM', named('dropped'), n)
+      redis.call('ZREM', named('failed'), n)
+      if waits and job[3] and job[3] ~= '' and redis.call('HINCRBY', named('unfinished'), job[3], -1) <= 0 then
         redis.call('HDEL', named('unfinished'), job[3])
       end
       erase(n)
@@ -41,7 +44,7 @@ local function dissolve(limit)
   end
   if #members < tonumber(limit) then
     redis.call('ZREM', named('filling'), group)
-    redis.call('DEL', group_key(group))
+    redis.call('DEL', group_key(group), prefix .. 'awaited:' .. group)
     redis.call('ZREM', named('groups'), group)
     event('dissolve', '', 'scope', '@' .. group)
   end

@@ -1,5 +1,5 @@
 -- NEEDS running granted prefix
--- FOUND expiry ZSET, failed ZSET, finished ZSET, notices ZSET, shapes HASH, unfinished HASH, unsettled ZSET
+-- FOUND dropped ZSET, expiry ZSET, failed ZSET, finished ZSET, notices ZSET, shapes HASH, unfinished HASH, unsettled ZSET
 -- The only way out of running: the grant ends, the lease goes if it is still this run's, and the fence's
 -- word is written down, so that a repeated call gets it again, with other fields as given.
 local function ended(n, run_fence, devices, shape_name, word, ...)
@@ -30,7 +30,7 @@ local function ended(n, run_fence, devices, shape_name, word, ...)
 end
 
 -- What is written of a job that is over, and where it stands then: a failed one is a dead letter and stands in
--- `failed` only, other ends in `finished`.
+-- `failed` only, one that never started in `dropped`, other ends in `finished`.
 local function over_fields(state, reason, detail)
   return 'state', state, 'reason', reason, 'detail', detail, 'finished_at', digits(now_ms)
 end
@@ -56,10 +56,11 @@ local function note_streak(group, state, reason)
 end
 
 -- What an end has to do with, in this order.
-local LEAVING = { 'user', 'shape', 'dependents', 'notify', 'expires_at' }
+local LEAVING = { 'user', 'shape', 'dependents', 'notify', 'expires_at', 'started_at' }
 
-local function lay_down(n, state, reason, owner, shape_name, has_dependents, notify, expires_at)
-  redis.call('ZADD', state == 'failed' and named('failed') or named('finished'), digits(now_ms), n)
+local function lay_down(n, state, reason, owner, shape_name, has_dependents, notify, expires_at, started)
+  local set = state == 'failed' and state or started and 'finished' or 'dropped'
+  redis.call('ZADD', named(set), digits(now_ms), n)
   if owner and owner ~= '' and redis.call('HINCRBY', named('unfinished'), owner, -1) <= 0 then
     redis.call('HDEL', named('unfinished'), owner)
   end

@@ -11,7 +11,10 @@ local function expire(limit)
   for _, n in ipairs(due) do
     redis.call('ZREM', named('expiry'), n)
     local job = read_job(n, 'state', 'shape')
-    if job and is_waiting(job[1]) then
+    local group = job and group_of(job[2])
+    if group and redis.call('HEXISTS', group_key(group), 'filling') == 1 then
+      redis.call('ZADD', named('expiry'), digits(now_ms + 10000), n) -- nobody sees it yet
+    elseif job and is_waiting(job[1]) then
       expire_one(n, job[1], job[2])
     end
   end

@@ -35,6 +35,20 @@ local function judged(parent, condition)
   return meets(condition, parent[1]) and 'met' or 'never'
 end
 
+-- Runs of a unique key's earlier jobs that have still to end: edges to those that its holder waits for, or waited for.
+local function runs_before(holder)
+  local found = {}
+  local edges = redis.call('HGETALL', prefix .. 'blocked_by:' .. holder)
+  for i = 1, #edges, 2 do
+    local parent_born = string.match(edges[i + 1], '^ended:(%d*)$')
+    local parent = parent_born and read_job(edges[i], unpack(PARENT))
+    if parent and parent[2] == parent_born and not has_ended(parent[1]) then
+      found[#found + 1] = { edges[i], 'ended', parent_born, 'open', parent[5] }
+    end
+  end
+  return found
+end
+
 -- Write down what a job waits for. edges: parent, condition, its born, what it means now, and whether the parent knows
 -- of dependents: true for one that is gone, to which nothing is written.
 local function tie(n, edges)

@@ -1,6 +1,6 @@
 -- purge: succeeded, failed, cancelled -> -
 -- NEEDS finished failed prefix
--- FOUND groups ZSET, unique HASH, unsettled ZSET
+-- FOUND dropped ZSET, groups ZSET, notices ZSET, unique HASH, unsettled ZSET
 -- FOUND job:<n> HASH, spec:<n> STRING, result:<n> STRING, value:<n> STRING, log:<n> STREAM
 -- FOUND history:<n> LIST, blocked_by:<n> HASH, dependents:<n> ZSET, members:<group> ZSET
 -- Ended jobs go when they are too old or too many, the oldest first, with all that is kept of them.
@@ -28,6 +28,16 @@ local function erase(n)
     prefix .. 'log:' .. n, prefix .. 'history:' .. n, prefix .. 'blocked_by:' .. n, prefix .. 'dependents:' .. n)
 end
 
+-- Whether somebody is still to hear of its end, or it is what knows of a run of its unique key that still goes.
+local function is_spared(n)
+  if redis.call('ZSCORE', named('unsettled'), n) or redis.call('ZSCORE', named('notices'), n) then
+    return true
+  end
+  local job = read_job(n, 'unique', 'parents')
+  return job and job[1] and count(job[2]) > 0 and redis.call('HGET', named('unique'), job[1]) == n
+    and #runs_before(n) > 0
+end
+
 local function purge_of(set, keep_ms, keep_count, limit)
   local too_many = redis.call('ZCARD', set) - keep_count
   local oldest = redis.call('ZRANGE', set, 0, limit - 1, 'WITHSCORES')
@@ -38,16 +48,17 @@ local function purge_of(set, keep_ms, keep_count, limit)
     if age_ms <= keep_ms and (purged >= too_many or age_ms < TOLD_MS) then
       break
     end
-    if not redis.call('ZSCORE', named('unsettled'), n) then -- else its dependents are still to be told
+    if not is_spared(n) then
       redis.call('ZREM', set, n)
       erase(n)
+      purged = purged + 1
     end
-    purged = purged + 1
   end
   return purged
 end
 
 local function purge(limit)
   return purge_of(finished, retain_finished_ms, retain_finished_count, limit)
+    + purge_of(named('dropped'), retain_finished_ms, retain_finished_count, limit)
     + purge_of(failed, retain_failed_ms, retain_failed_count, limit)
 end

@@ -1,5 +1,5 @@
 -- NEEDS prefix
--- FOUND shapes HASH, shapes_version STRING
+-- FOUND idle ZSET, scheduled ZSET, shapes HASH, shapes_version STRING
 -- FOUND pending:<shape> ZSET job -> rank
 -- The rank is worked out from the tick: a priority level is a head start in time.
 local function rank_of(job_tick, job_priority)
@@ -22,4 +22,17 @@ end
 
 local function ready(n, shape_name, rank)
   ready_all(shape_name, { rank, n }, false)
+end
+
+-- A job that starts at a time. An idle worker asks again when the next one is due, as far as it knows: sooner now.
+local function schedule(n, due)
+  local first = redis.call('ZRANGE', named('scheduled'), 0, 0, 'WITHSCORES')[2]
+  redis.call('ZADD', named('scheduled'), due, n)
+  if not first or tonumber(due) < tonumber(first) then
+    local newest = redis.call('ZREVRANGE', named('idle'), 0, 0)[1]
+    if newest then
+      leave_idle(newest)
+      send_token(newest, '*')
+    end
+  end
 end

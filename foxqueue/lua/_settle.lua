@@ -17,7 +17,7 @@ local function unblock(n, anew)
   end
   redis.call('HSET', job_key(n), 'state', state, 'tick', job_tick, 'rank', rank)
   if due then
-    redis.call('ZADD', named('scheduled'), digits(due), n)
+    schedule(n, digits(due))
   else
     ready(n, job[1], rank)
   end
@@ -28,9 +28,10 @@ local function tell(child, n, parent)
   local edges = prefix .. 'blocked_by:' .. child
   local edge = redis.call('HGET', edges, n)
   local condition, parent_born = string.match(edge or '', '^(%l+):(%d*)$')
-  local job = condition and read_job(child, 'state', 'held')
-  if not job or job[1] ~= 'blocked' then
-    return
+  local job = condition and read_job(child, 'state', 'held', 'shape')
+  local group = job and group_of(job[3])
+  if not job or job[1] ~= 'blocked' or (group and redis.call('HEXISTS', group_key(group), 'filling') == 1) then
+    return -- it is not blocked any more, or nobody sees it yet: `open` lets it be told again
   end
   if parent_born == parent[2] and meets(condition, parent[1]) then
     redis.call('HSET', edges, n, 'met:' .. edge)

@@ -1,6 +1,6 @@
 -- NEEDS user sweep prefix
 -- FOUND blocked ZSET, expiry ZSET, filling ZSET, groups ZSET, scheduled ZSET, unique HASH
--- FOUND job:<n> HASH, members:<group> ZSET job -> its number
+-- FOUND job:<n> HASH, members:<group> ZSET job -> its number, awaited:<group> SET
 -- What few jobs ask for, a line `name=value` each: after (`<parent>:<its born or ''>:<condition>`, repeated), delay_ms,
 -- at_ms, expires_ms, unique, exists (refuse, return or replace), held, notify.
 local function read_wish(text)
@@ -33,23 +33,10 @@ local function fields_of(wish)
   return fields
 end
 
--- Runs of the key's earlier jobs that have still to end: whoever replaced them waited for that, and so do we.
-local function wait_for_ends(wish, holder)
-  local edges = redis.call('HGETALL', prefix .. 'blocked_by:' .. holder)
-  for i = 1, #edges, 2 do
-    local parent_born = string.match(edges[i + 1], '^ended:(%d*)$')
-    local parent = parent_born and read_job(edges[i], unpack(PARENT))
-    if parent and parent[2] == parent_born and not has_ended(parent[1]) then
-      wish.edges[#wish.edges + 1] = { edges[i], 'ended', parent_born, 'open', parent[5] }
-      wish.open = wish.open + 1
-    end
-  end
-end
-
 -- A unique key is that of one job at a time, down to its last process.
 local function judge_unique(wish)
   local holder = redis.call('HGET', named('unique'), wish.unique)
-  local job = holder and read_job(holder, 'state', 'shape', 'worker', 'born', 'unique', 'dependents')
+  local job = holder and read_job(holder, 'state', 'shape', 'worker', 'born', 'unique', 'dependents', 'user')
   if not job or not job[1] or job[5] ~= wish.unique then
     return
   end
@@ -58,12 +45,16 @@ local function judge_unique(wish)
       return { 'exists', life, holder, job[4] or '' }
     end
     wish.replaces, wish.replaced, wish.ends = holder, job, is_waiting(job[1])
+    wish.own = wish.ends and job[7] == user
     if not wish.ends then
       wish.edges[1] = { holder, 'ended', job[4] or '', 'open', job[6] }
       wish.open = 1
     end
   end
-  wait_for_ends(wish, holder)
+  for _, edge in ipairs(runs_before(holder)) do
+    wish.edges[#wish.edges + 1] = edge
+    wish.open = wish.open + 1
+  end
 end
 
 -- A wish as it stands now, before anything is written: or nil and the answer that refuses it.
@@ -73,7 +64,9 @@ local function judge_wish(text)
   if due and due > now_ms then
     wish.due, wish.tick = digits(due), digits(due * 1000)
   end
-  if wish.expires_ms then
+  if wish.expires_ms == 'off' then
+    wish.expires_at = nil
+  elseif wish.expires_ms then
     wish.expires_at = digits(now_ms + tonumber(wish.expires_ms))
   elseif expires_ms < OFF then
     wish.expires_at = digits(math.max(due or 0, now_ms) + expires_ms) -- the namespace's own, from its start time
@@ -98,6 +91,9 @@ local function judge_wish(text)
       meaning = meets(condition, 'cancelled') and 'met' or 'never'
       parent[1], parent[3] = 'cancelled', 'cancelled_by_user'
     end
+    if meaning == 'never' and sweep ~= '' then
+      meaning = 'open' -- told when the group is shown: nobody sees an end of what nobody sees
+    end
     if meaning == 'never' then
       wish.never = wish.never or why_never(n, parent)
     end
@@ -114,14 +110,17 @@ local function judge_wish(text)
 end
 
 -- Where a new job stands that waits for something, and who is to know of it.
-local function grant_wish(n, wish)
+local function grant_wish(n, wish, shape_name)
   if #wish.edges > 0 then
     tie(n, wish.edges)
+    for _, edge in ipairs(sweep ~= '' and wish.edges or {}) do
+      redis.call('SADD', prefix .. 'awaited:' .. group_of(shape_name), edge[1])
+    end
   end
   if wish.state == 'blocked' then
     redis.call('ZADD', named('blocked'), digits(now_ms), n)
   elseif wish.state == 'scheduled' then
-    redis.call('ZADD', named('scheduled'), wish.due, n)
+    schedule(n, wish.due)
   end
   if wish.expires_at then
     redis.call('ZADD', named('expiry'), wish.expires_at, n)

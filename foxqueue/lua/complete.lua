@@ -29,7 +29,7 @@ if word == 'succeeded' and returned ~= '' then
   redis.call('SET', value, returned)
 end
 redis.call('SET', result, outcome)
-lay_down(number, word, reason, owner, shape, has_dependents, notify)
+lay_down(number, word, reason, owner, shape, has_dependents, notify, false, true)
 event('complete', number, 'to', word, 'fence', fence)
 if has_dependents then
   -- HERE _aging _ready _parents _settle

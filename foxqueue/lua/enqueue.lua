@@ -23,7 +23,7 @@
 -- RETURNS queue | user, limit, current}, {missing, instance} when the environment is not kept: send it;
 -- RETURNS {newer, instance} when the data are of a newer schema,
 -- RETURNS {exists, instance, number, born} of the unfinished job with this unique key,
--- RETURNS {unknown | stale, instance, number} of a parent, {taken, instance, group} that is another sweep's
+-- RETURNS {unknown | stale, instance, number} of a parent, {taken, instance, group} that a sweep fills, or that is there
 local earlier = answered()
 if earlier then
   local n, born = string.match(earlier, '^(%d+):(%d+)$')
@@ -43,7 +43,7 @@ local DAY_MS = 86400000
 local ENV_MS = 90 * DAY_MS -- an environment is kept so long from its last use; written down once a day
 local WORDS = 7
 local NOTHING = {}
-local fresh, rows, listed, members, wishes, replaced = 0, {}, {}, {}, {}, 0
+local fresh, rows, listed, members, wishes, replaced, own = 0, {}, {}, {}, {}, 0, 0
 
 -- What has no group, no wishes and no limits does without all this.
 local limited = max_unfinished < OFF or max_unfinished_user < OFF
@@ -65,11 +65,10 @@ for i = 2, #jobs, WORDS do
     listed[shape] = redis.call('HEXISTS', shapes, shape) == 1
     fresh = fresh + (listed[shape] and 0 or 1)
     local group = group_of(shape)
-    if group and sweep ~= '' then
-      local filling_now = redis.call('HGET', group_key(group), 'filling')
-      if filling_now ~= sweep and redis.call('EXISTS', group_key(group)) == 1 then
-        return { 'taken', life, group }
-      end
+    local filling_now = group and redis.call('HGET', group_key(group), 'filling')
+    if filling_now and filling_now ~= sweep
+        or group and sweep ~= '' and not filling_now and redis.call('EXISTS', group_key(group)) == 1 then
+      return { 'taken', life, group }
     end
   end
   if more ~= '' or expires_ms < OFF then
@@ -78,11 +77,11 @@ for i = 2, #jobs, WORDS do
       return refusal
     end
     wishes[i] = wish
-    replaced = replaced + (wish.ends and 1 or 0)
+    replaced, own = replaced + (wish.ends and 1 or 0), own + (wish.own and 1 or 0)
   end
 end
 local total = #jobs / WORDS
-local full = limited and rare.too_many(user, total - replaced)
+local full = limited and rare.too_many(user, total - replaced, total - own)
 if full then
   return full
 end
@@ -122,7 +121,7 @@ for i = 0, total - 1 do
     unpack(wish and wish.fields or NOTHING))
   to = wish and wish.state or 'pending'
   if wish then
-    rare.grant_wish(n, wish)
+    rare.grant_wish(n, wish, shape)
     if wish.never then
       never[#never + 1] = { n, wish.never }
     end

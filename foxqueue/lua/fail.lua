@@ -15,7 +15,7 @@
 -- ARGV[7] outcome packed
 -- ARGV[8] delay_ms before the next attempt, or '' when this failure is not retried
 -- FOUND scheduled ZSET
--- INCLUDE _clock _event _job _group _guard _device _idle _ended _history
+-- INCLUDE _clock _event _job _group _guard _device _idle _aging _ready _ended _history
 -- RETURNS {failed | cancelled | stale | missing | settled word, instance}; `failed` is the run's end, the job
 -- RETURNS may be scheduled for another attempt
 local word, devices, cancelled_by, shape, attempts, retries, started, host, has_dependents =
@@ -39,13 +39,13 @@ elseif whole(delay_ms) and count(attempts) <= count(retries) then
   to = 'scheduled'
   local due = digits(now_ms + tonumber(delay_ms))
   redis.call('HSET', job_key(number), 'state', to, 'reason', reason, 'detail', detail, 'due_at', due)
-  redis.call('ZADD', named('scheduled'), due, number)
+  schedule(number, due)
 else
   over(number, 'failed', reason, detail)
 end
 event('fail', number, 'from', 'running', 'to', to, 'fence', fence, 'reason', reason)
 if has_dependents then
-  -- HERE _aging _ready _parents _settle
+  -- HERE _parents _settle
   settle(100)
 end
 return { word, life }

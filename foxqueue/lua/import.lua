@@ -117,7 +117,7 @@ local function tie_again(n, state, edges)
 end
 
 -- Where a job stands. since: when it is due, was blocked, or ended.
-local function place(n, state, since, shape_name, rank, expires_at)
+local function place(n, state, since, shape_name, rank, expires_at, started)
   if state == 'pending' then
     ready(n, shape_name, rank)
   elseif state == 'scheduled' then
@@ -125,7 +125,7 @@ local function place(n, state, since, shape_name, rank, expires_at)
   elseif state == 'blocked' then
     redis.call('ZADD', named('blocked'), since, n)
   else
-    redis.call('ZADD', named(state == 'failed' and 'failed' or 'finished'), since, n)
+    redis.call('ZADD', named(state == 'failed' and state or started and 'finished' or 'dropped'), since, n)
   end
   if expires_at and is_waiting(state) then
     redis.call('ZADD', named('expiry'), expires_at, n)
@@ -177,9 +177,9 @@ local function put_job()
     end
   end
   keep_output(n, pieces, runs)
-  local job = read_job(n, 'user', 'shape', 'rank', 'expires_at', 'unique')
+  local job = read_job(n, 'user', 'shape', 'rank', 'expires_at', 'unique', 'started_at')
   count_in(n, state, job[1], job[2], job[5])
-  place(n, state, since, job[2], job[3], job[4])
+  place(n, state, since, job[2], job[3], job[4], job[6])
   if notice ~= '' then
     redis.call('ZADD', named('notices'), notice, n)
   end

@@ -40,7 +40,7 @@ else
   else
     local due = digits(now_ms + tonumber(delay_ms))
     redis.call('HSET', job_key(number), 'due_at', due)
-    redis.call('ZADD', named('scheduled'), due, number)
+    schedule(number, due)
   end
 end
 event('release', number, 'from', 'running', 'to', to, 'fence', fence, 'reason', reason)

@@ -70,7 +70,15 @@ for i = 1, #known, 2 do
   open = open + (meaning == 'open' and 1 or 0)
   edges[#edges + 1] = { known[i], condition, parent_born, meaning, not there or parent[5] }
 end
-local full = too_many(job[6], 1)
+-- Runs of its unique key that others waited for are waited for by this one too.
+for _, edge in ipairs(holder and holder ~= number and runs_before(holder) or {}) do
+  local text = redis.call('HGET', prefix .. 'blocked_by:' .. number, edge[1])
+  if edge[1] ~= number and not (text and string.find(text, 'ended:', 1, true)) then
+    edges[#edges + 1] = edge
+    open = open + 1
+  end
+end
+local full = too_many(job[6], 1, 1)
 if full then
   return full
 end
@@ -81,6 +89,7 @@ local job_tick = tick()
 local rank = rank_of(job_tick, job[4])
 redis.call('ZREM', finished, number)
 redis.call('ZREM', failed, number)
+redis.call('ZREM', named('dropped'), number)
 redis.call('ZREM', named('unsettled'), number)
 redis.call('ZREM', named('notices'), number)
 redis.call('ZREM', named('expiry'), number)

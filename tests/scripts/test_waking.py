@@ -79,7 +79,7 @@ def test_a_new_shape_wakes_all_that_wait(queue: Queue) -> None:
         assert reply.word == "shapes" and BIG.encode() in reply.rest
 
 
-@pytest.mark.parametrize("how", ["release", "lose", "reap", "promote"])
+@pytest.mark.parametrize("how", ["release", "lose", "reap"])
 def test_whatever_makes_a_job_pending_wakes(queue: Queue, how: str) -> None:
     number = queue.enqueue(retries=1)
     run = queue.worker("runs", "GPU-9").claim()
@@ -88,15 +88,26 @@ def test_whatever_makes_a_job_pending_wakes(queue: Queue, how: str) -> None:
         queue.release(run)
     elif how == "lose":
         queue.lose(run)
-    elif how == "reap":
-        queue.overdue(number)
-        queue.reap()
     else:
-        queue.fail(run, delay_ms=0)
-        assert waiting.tokens() == []
+        queue.overdue(number)
         queue.reap()
     assert waiting.tokens() == ["g1"]
     assert waiting.claim().number == number
+
+
+def test_a_job_that_is_due_before_all_others_wakes_who_would_ask_too_late(queue: Queue) -> None:
+    queue.enqueue(retries=1)
+    run = queue.worker("runs", "GPU-9").claim()
+    waiting = idle(queue, "waits")
+    queue.fail(run, delay_ms=60_000)
+    assert waiting.tokens() == ["*"]
+    reply = waiting.ask()
+    assert reply.word == "empty" and 59_000 < int(reply.rest[0]) <= 60_000
+    other = queue.enqueue(more="delay_ms=90000\n")
+    assert waiting.tokens() == []
+    queue.enqueue(more="delay_ms=30000\n")
+    assert waiting.tokens() == ["*"]
+    assert other and 29_000 < int(waiting.ask().rest[0]) <= 30_000
 
 
 def test_a_dead_workers_entry_is_skipped(queue: Queue) -> None:

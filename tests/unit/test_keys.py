@@ -22,6 +22,7 @@ PARTS = {
     "history": 7,
     "group": "sweep-1",
     "members": "sweep-1",
+    "awaited": "sweep-1",
     "env": "ab",
     "pending": "g1",
     "lease": "GPU-1",
