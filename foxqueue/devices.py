@@ -78,14 +78,10 @@ def seen_device(
     Returns:
         The device; None when its record cannot be read.
     """
-    try:
-        worker, _, packed = record.split(b" ", 2)
-        look = codec.unpack(packed)
-        worker_id = worker.decode()
-    except ValueError:
+    read = _read(record)
+    if read is None:
         return None
-    if not isinstance(look, dict):
-        return None
+    worker_id, look = read
     observed = heard.get(worker_id)
     worker_state = str(look.get("worker_state") or "idle")
     left = worker_state == "lost"  # its own last word: it was told to stop, and has
@@ -112,6 +108,16 @@ def seen_device(
         observed_ms=observed,
         live=live,
     )
+
+
+def _read(record: bytes) -> tuple[str, dict[str, Any]] | None:
+    """A record's worker and what it saw."""
+    try:
+        worker, _, packed = record.split(b" ", 2)
+        look = codec.unpack(packed)
+        return (worker.decode(), look) if isinstance(look, dict) else None
+    except ValueError:
+        return None
 
 
 def _standing(

@@ -27,6 +27,7 @@ from foxqueue.trail import BLOCK_S, News, Trail
 
 LOOKED_AT_MOST = 20_000  # jobs that one filtered listing reads before it says that there may be more
 STATES_AT_ONCE = 1000  # jobs whose state alone is read in one round trip
+ASKED_ALONE = 20  # jobs whose places are counted one by one; over that the lines are read
 LOG_ENTRIES = 10_000
 LATELY_MS = 15_000  # unless the settings say otherwise
 
@@ -93,8 +94,27 @@ class Inspector:
         if not found.waiting:
             return found
         lines = self.lines()
+        if found.group in lines.unseen:
+            raise JobNotFound(f"there is no job {number} yet: the sweep that it belongs to is still being submitted")
         ahead = lines.ahead(found) if found.state == PENDING else 0
         return _explain(found, self.seen(), lines, ahead)
+
+    def explained(self, jobs: Sequence[JobView]) -> list[JobView]:
+        """The same jobs, those that wait with the reason."""
+        if not any(job.waiting for job in jobs):
+            return list(jobs)
+        lines, places = self.lines(), dict[int, int]()
+        pending = [job for job in jobs if job.state == PENDING]
+        if len(pending) <= ASKED_ALONE:
+            places = {job.number: lines.ahead(job) for job in pending}
+        else:
+            missing = {job.number for job in pending}
+            for number in lines.pending(places, BATCH):
+                missing.discard(number)
+                if not missing:
+                    break
+        seen = self.seen()
+        return [_explain(job, seen, lines, places.get(job.number, 0)) for job in jobs]
 
     def views(self, numbers: Sequence[int]) -> list[JobView | None]:
         """Jobs by number, None where there is none, without the reasons they wait."""

@@ -11,14 +11,15 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from queue_driver import Queue, Worker
-from queue_oracles import DEVICES, SHAPES, Oracles
+from queue_oracles import DEVICES, SHAPES, Oracles, fits
 
-from foxqueue.broker import Claimed, Reply
+from foxqueue.broker import Claimed, Environment, NewJob, Reply
 from foxqueue.codec import pack
-from foxqueue.scripts import Call, Value
+from foxqueue.scripts import Call
 
 END_WORDS = {"succeeded", "failed", "cancelled", "released", "lost"}
 MAX_WAITING = 8
+GROUPED = (*SHAPES, "g1@a", "g1.m1024@a")
 
 
 @dataclass
@@ -68,7 +69,8 @@ class Fuzz:
 
     def _worker(self, device: str) -> Worker:
         self.lives += 1
-        return self.queue.worker(f"w{self.lives}", device, DEVICES[device])
+        shapes = tuple(shape for shape in GROUPED if fits(device, shape))
+        return self.queue.worker(f"w{self.lives}", device, shapes)
 
     def run(self, steps: int) -> Counter[str]:
         """Walk; return how often each thing happened, so that a test can see that it did."""
@@ -97,7 +99,7 @@ class Fuzz:
             again = self.broker.send(call)[0]
             self._same(verb, reply, again)
             self.oracles.unchanged(before, f"the same {verb} again, answered {again.word}")
-        if self.chance.random() < 0.2:
+        if self.chance.random() < 0.2 and (verb != "enqueue" or reply.word == "ok"):
             self.late.append(Sent(verb, call, run))
         return reply
 
@@ -109,24 +111,24 @@ class Fuzz:
 
     # --- users -----------------------------------------------------------------------------------------
 
-    def do_enqueue(self) -> None:
-        waiting = sum(self.redis.zcard(self.keys.pending(shape)) for shape in SHAPES)
-        if waiting >= MAX_WAITING:
-            return
-        call = self.broker.scripts.call(
-            "enqueue",
-            env_blob=self.keys.env("d"),
-            token=self._token(),
-            candidate="aa",
-            env_digest="d",
-            env=b"env",
-            jobs=[word for _ in range(self.chance.choice((1, 1, 1, 3))) for word in self._new_job()],
-        )
-        self.send("enqueue", call)
+    def _is_full(self) -> bool:
+        waiting = [self.keys.pending(shape) for shape in GROUPED] + [self.keys.blocked, self.keys.scheduled]
+        return sum(map(self.redis.zcard, waiting)) >= MAX_WAITING
 
-    def _new_job(self) -> tuple[Value, ...]:
-        shape, priority, retries = (self.chance.choice(of) for of in (SHAPES, (2, 5, 8), (0, 0, 2)))
-        return ("job", shape, priority, retries, 0, pack({"v": 1}))
+    def do_enqueue(self) -> None:
+        if not self._is_full():
+            jobs = [self._new_job() for _ in range(self.chance.choice((1, 1, 1, 3)))]
+            user, env = self.chance.choice(("", "ann")), Environment("d", b"env")
+            self.send("enqueue", self.broker.enqueue_call(jobs, env, self._token(), with_env=True, user=user))
+
+    def _new_job(self) -> NewJob:
+        shape, priority, retries = (self.chance.choice(of) for of in (GROUPED, (2, 5, 8), (0, 0, 2)))
+        condition = self.chance.choice(("succeeded", "any", "failed", "ended"))
+        after = f"after={self._number()}::{condition}\n"
+        more = self.chance.choice(
+            ("", "", "", after, after, "held=me\n", "delay_ms=1\n", "expires_ms=1\n", "notify=1\n")
+        )
+        return NewJob("job", shape, priority, retries, 0, pack({"v": 1}), more)
 
     do_enqueue.weight = 4  # type: ignore[attr-defined]
 
@@ -141,8 +143,22 @@ class Fuzz:
 
     do_cancel.weight = 1  # type: ignore[attr-defined]
 
+    def do_hold(self) -> None:
+        call = self.chance.choice((self.broker.hold_call, self.broker.unhold_call, self.broker.unhold_call))
+        self.send("hold", call(self._number(), "", "me", self._token()))
+
+    def do_pause(self) -> None:
+        """One that stays is made up for by two that end it."""
+        scope, token = self.chance.choice(("*", "@a", *DEVICES)), self._token()
+        if self.chance.random() < 0.3:
+            self.send("pause", self.broker.pause_call(scope, "", "me", token, requeue_running=True))
+        else:
+            self.send("resume", self.broker.resume_call(scope, "me", token))
+
+    do_pause.weight = 1  # type: ignore[attr-defined]
+
     def do_requeue(self) -> None:
-        if sum(self.redis.zcard(self.keys.pending(shape)) for shape in SHAPES) < MAX_WAITING:
+        if not self._is_full():
             self.send("requeue", self.broker.requeue_call(self._number(), "", "me", self._token()))
 
     do_requeue.weight = 1  # type: ignore[attr-defined]
@@ -210,7 +226,7 @@ class Fuzz:
                     self.broker.complete_call(run.number, run.fence, outcome, value),
                 ),
                 ("fail", self.broker.fail_call(run.number, run.fence, "exit_code", "", 1, outcome, delay)),
-                ("release", self.broker.release_call(run.number, run.fence, "")),
+                ("release", self.broker.release_call(run.number, run.fence, "shutdown", "")),
                 ("lose", self.broker.lose_call(run.number, run.fence)),
             )
         )

@@ -12,30 +12,43 @@ from foxqueue.codec import unpack
 
 DEVICES = {"GPU-1": ("g1", "g1.m1024"), "GPU-2": ("g1",)}
 SHAPES = ("g1", "g1.m1024")
-FIELDS = ("state", "fence", "gpus", "shape", "rank", "settled", "settled_as", "attempts", "losses", "finished_at")
+GROUPS = ("a", "b")
+FIELDS = (
+    "state", "fence", "gpus", "shape", "rank", "settled", "settled_as", "attempts", "losses", "finished_at",
+    "born", "user", "unique", "cancel_requested", "started_at",
+)  # fmt: skip
 ENDED = {"succeeded", "failed", "cancelled"}
 STRANGER = b"stranger"  # in a lease key: somebody else's
 
 # Everything the oracles look at, in one round trip.
 LOOK = """
-local prefix, jobs = ARGV[1], {}
+local prefix, jobs, parents = ARGV[1], {}, {}
 for n = 1, tonumber(redis.call('GET', prefix .. 'next') or '0') do
   jobs[n] = redis.call('HMGET', prefix .. 'job:' .. n, unpack(ARGV, 3))
 end
+for i, n in ipairs(redis.call('ZRANGE', prefix .. 'running', 0, -1)) do
+  parents[i] = { n, redis.call('HGETALL', prefix .. 'blocked_by:' .. n) }
+end
 local pending = {}
-for i, shape in ipairs({ 'g1', 'g1.m1024' }) do
-  pending[i] = redis.call('ZRANGE', prefix .. 'pending:' .. shape, 0, -1, 'WITHSCORES')
+for i, shape in ipairs(redis.call('HKEYS', prefix .. 'shapes')) do
+  pending[i] = { shape, redis.call('ZRANGE', prefix .. 'pending:' .. shape, 0, -1, 'WITHSCORES') }
 end
 local sets = {}
-for i, name in ipairs({ 'scheduled', 'running', 'finished', 'failed' }) do
-  sets[i] = redis.call('ZRANGE', prefix .. name, 0, -1)
+for i, name in ipairs({ 'scheduled', 'blocked', 'running', 'finished', 'dropped', 'failed', 'expiry' }) do
+  sets[i] = { name, redis.call('ZRANGE', prefix .. name, 0, -1) }
 end
 local devices = {}
 for i, name in ipairs({ 'GPU-1', 'GPU-2' }) do
   devices[i] = { redis.call('HGET', prefix .. 'granted', name), redis.call('GET', prefix .. 'lease:' .. name) }
 end
+local groups = {}
+for i, name in ipairs(redis.call('ZRANGE', prefix .. 'groups', 0, -1)) do
+  local members = redis.call('ZRANGE', prefix .. 'members:' .. name, 0, -1)
+  groups[i] = { name, redis.call('HGETALL', prefix .. 'group:' .. name), members }
+end
 local events = redis.call('XRANGE', prefix .. 'events', ARGV[2], '+')
-return { jobs, pending, sets, devices, events, redis.call('GET', prefix .. 'clock') }
+return { jobs, pending, sets, devices, events, redis.call('GET', prefix .. 'clock'), parents, groups,
+  redis.call('HGETALL', prefix .. 'unfinished') }
 """
 
 # All data of the namespace, deadlines and the reaper's own time left out.
@@ -62,6 +75,11 @@ return found
 """
 
 
+def fits(device: str, shape: str) -> bool:
+    """Whether a device can take jobs of a shape, of whatever group."""
+    return shape.partition("@")[0] in DEVICES[device]
+
+
 class Oracles:
     """Watches one namespace from its beginning.
 
@@ -74,8 +92,8 @@ class Oracles:
         self.keys, self.redis, self.done = queue.broker.keys, queue.broker.redis, done
         self.highest: dict[str, int] = {}  # device -> its last fence
         self.ended: dict[int, tuple[Any, ...]] = {}
+        self.ends: dict[tuple[int, str], set[str]] = {}  # how each job, by number and born, has ever ended
         self.events: dict[int, Counter[str]] = {}
-        self.last_of: dict[int, str] = {}
         self.last_event = "0"
         self.clock = 0
         self._look = self.redis.register_script(LOOK)
@@ -104,7 +122,7 @@ class Oracles:
 
     def check(self) -> None:
         """The queue makes sense."""
-        jobs, pending, sets, devices, events, clock = self._look(
+        jobs, pending, sets, devices, events, clock, parents, groups, users = self._look(
             args=[self.keys.prefix, f"({self.last_event}", *FIELDS], client=self.redis
         )
         table = {n: dict(zip(FIELDS, map(_text, values), strict=True)) for n, values in enumerate(jobs, 1)}
@@ -114,22 +132,63 @@ class Oracles:
         self._one_set(table, pending, sets)
         self._devices(table, devices)
         self._once(table)
+        self._parents(parents)
+        self._recount(table, groups, users)
 
     def _one_set(self, table: dict[int, dict[str, str]], pending: list[Any], sets: list[Any]) -> None:
         where: dict[int, list[str]] = {number: [] for number in table}
-        for shape, members in zip(SHAPES, pending, strict=True):
+        for name, members in pending:
+            shape = _text(name)
             for member, score in zip(members[::2], members[1::2], strict=True):
                 job = table[int(member)]
                 where[int(member)].append("pending")
                 assert job["shape"] == shape, f"job {int(member)} of {job['shape']} stands in {shape}"
                 assert float(job["rank"]) == float(score), f"job {int(member)} stands at {score}: {job}"
-        for name, members in zip(("scheduled", "running", "finished", "failed"), sets, strict=True):
+        for name, members in sets:
             for member in members:
-                where[int(member)].append(name)
+                where[int(member)].append(_text(name))
         for number, job in table.items():
-            expected = "finished" if job["state"] in ("succeeded", "cancelled") else job["state"]
+            expected = "finished" if job["state"] == "succeeded" else job["state"]
+            if job["state"] == "cancelled":
+                expected = "finished" if job["started_at"] else "dropped"  # never started
             right = [expected] if expected else []  # purged
+            if job["state"] in ("pending", "scheduled", "blocked") and "expiry" in where[number]:
+                right.append("expiry")
             assert where[number] == right, f"job {number} stands in {where[number]}: {job}"
+
+    def _parents(self, running: list[Any]) -> None:
+        """A job never runs before what it waits for has ended as it should."""
+        for number, edges in running:
+            for parent, edge in zip(map(_text, edges[::2]), map(_text, edges[1::2]), strict=True):
+                condition, born = edge.removeprefix("met:").split(":")
+                ways = {"any": {"succeeded", "failed"}, "ended": ENDED}.get(condition, {condition})
+                ends = self.ends.get((int(parent), born), set())
+                assert edge.startswith("met:") and ends & ways, f"{number} runs: {parent} is {edge}, ended as {ends}"
+
+    def _recount(self, table: dict[int, dict[str, str]], groups: list[Any], users: list[Any]) -> None:
+        """Counters are what counting all jobs says."""
+        there = {number: job for number, job in table.items() if job["state"]}
+        unfinished = Counter(job["user"] for job in there.values() if job["user"] and job["state"] not in ENDED)
+        said = dict(zip(map(_text, users[::2]), map(int, users[1::2]), strict=True))
+        assert said == unfinished, f"unfinished jobs of users: {said}, counted {dict(unfinished)}"
+        of_groups: dict[str, set[int]] = {}
+        for number, job in there.items():
+            if "@" in job["shape"]:
+                of_groups.setdefault(job["shape"].partition("@")[2], set()).add(number)
+        assert set(of_groups) <= {_text(name) for name, *_ in groups}, f"groups {groups}, jobs {of_groups}"
+        for name, fields, members in groups:
+            numbers = of_groups.get(_text(name), set())
+            assert set(map(int, members)) == numbers, f"group {name}: {members}, counted {numbers}"
+            group = dict(zip(map(_text, fields[::2]), map(_text, fields[1::2]), strict=True))
+            counted = Counter(table[number]["state"] for number in numbers) + Counter(total=len(numbers))
+            for what in ("total", "running", *ENDED):
+                assert int(group.get(what, 0)) == counted[what], f"group {name}: {group}, counted {dict(counted)}"
+        keys = Counter(job["unique"] for job in there.values() if job["unique"] and self._counts(job))
+        assert max(keys.values(), default=0) <= 1, f"unique keys of several unfinished jobs: {keys}"
+
+    def _counts(self, job: dict[str, str]) -> bool:
+        """Whether a job holds its unique key: one that is cancelled while it runs has been replaced."""
+        return job["state"] not in ENDED and not (job["state"] == "running" and job["cancel_requested"])
 
     def _devices(self, table: dict[int, dict[str, str]], devices: list[Any]) -> None:
         running = {number: job for number, job in table.items() if job["state"] == "running"}
@@ -156,10 +215,14 @@ class Oracles:
             if not job["state"]:
                 self.ended.pop(number, None)  # purged
                 continue
+            if job["state"] in ENDED:
+                self.ends.setdefault((number, job["born"]), set()).add(job["state"])
+            assert not (job["state"] == "succeeded" and job["cancel_requested"]), f"job {number} was cancelled: {job}"
             if job["state"] not in ENDED:
                 assert number not in self.ended, f"job {number} had ended: {self.ended[number]}, is {job}"
                 continue
-            end = tuple(job.values())
+            # A group that is dissolved leaves its ended jobs behind.
+            end = tuple((job | {"shape": job["shape"].partition("@")[0]}).values())
             if self.ended.setdefault(number, end) is end and job["settled_as"] == "succeeded":
                 outcome = unpack(self.redis.get(self.keys.result(number)))
                 assert outcome == {"fence": job["settled"]}, f"job {number}: result of {outcome}, {job}"
@@ -174,18 +237,16 @@ class Oracles:
             if name == "requeue":  # a new life
                 self.events[number] = Counter()
                 self.ended.pop(number, None)
+            if name == "release" and pairs[b"to"] in (b"failed", b"cancelled"):
+                name = "end"  # keeps its attempt
             self.events.setdefault(number, Counter())[name] += 1
-            self.last_of[number] = name
         for number, job in table.items():
             if not job["state"]:
                 continue
             seen = self.events.get(number, Counter())
             lost = seen["lose"] + seen["reap"]
             assert int(job["losses"]) == lost, f"job {number}: {job}, {dict(seen)}"
-            kept = (
-                job["settled_as"] in ("cancelled", "failed") and self.last_of[number] == "release"
-            )  # a cancelled run keeps its own
-            attempts = seen["claim"] - seen["release"] - lost + kept
+            attempts = seen["claim"] - seen["release"] - lost
             assert int(job["attempts"]) == attempts, f"job {number}: {job}, {dict(seen)}"
             assert seen["complete"] <= 1, f"job {number} completed more than once"
 

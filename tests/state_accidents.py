@@ -34,8 +34,12 @@ class Accidents:
         "the environment expires",
         "a worker falls silent",
         "a day passes",
-        "an ended job ages",
+        "ended jobs age",
         "a spec is lost",
+        "a job expires",
+        "a run is old",
+        "a group is abandoned",
+        "a notice is due",
     )
 
     def __init__(self, redis: Redis, keys: Keys, model: Model) -> None:
@@ -55,15 +59,18 @@ class Accidents:
         sets = self.model.sets
         match kind:
             case "a job is due":
-                return self._score("scheduled", sets["scheduled"], pick, 1)
+                return self._due(pick)
             case "a lease runs out":
                 return self._score("running", sets["running"], pick, 1)
             case "a deadline lies far ahead":
                 return self._score("running", sets["running"], pick, 10**15)
-            case "an ended job ages":
-                return self._score(
-                    *(("failed", sets["failed"]) if pick % 2 else ("finished", sets["finished"])), pick, 1
-                )
+            case "ended jobs age":
+                of = ("failed", "finished", "dropped")[pick % 3]
+                return all(self._score(of, sets[of], at, 1) for at in range(max(len(sets[of]), 1)))
+            case "a group is abandoned":
+                return self._score("filling", sets["filling"], pick, 1)
+            case "a notice is due":
+                return self._score("notices", sets["notices"], pick, 1)
             case "a worker falls silent":
                 return self._score("workers", self.model.workers, pick, now - 60_000)
             case "a day passes":
@@ -97,6 +104,31 @@ class Accidents:
         self.redis.zadd(self.keys.prefix + name, {member: score}, xx=True)
         members[member] = score
         return True
+
+    def _field(self, n: str, name: str) -> None:
+        self.redis.hset(self.keys.job(int(n)), name, "1")
+        self.model.jobs[n][name] = "1"
+
+    def _due(self, pick: int) -> bool:
+        """One whose start time has come may be promoted, or is not yet put among the scheduled when it is unheld."""
+        later = sorted(n for n, job in self.model.jobs.items() if len(job.get("due_at", "")) > 1)
+        if later:
+            self._field(later[pick % len(later)], "due_at")
+        return self._score("scheduled", self.model.sets["scheduled"], pick, 1) or bool(later)
+
+    def _a_job_expires(self, pick: int, now: int) -> bool:
+        """The sweep or the claim finds it."""
+        expiry = self.model.sets["expiry"]
+        if not expiry:
+            return False
+        self._field(sorted(expiry)[pick % len(expiry)], "expires_at")
+        return not pick % 3 or self._score("expiry", expiry, pick, 1)
+
+    def _a_run_is_old(self, pick: int, now: int) -> bool:
+        running = sorted(self.model.sets["running"])
+        if running:
+            self._field(running[pick % len(running)], "started_at")
+        return bool(running)
 
     def _a_lease_key_vanishes(self, pick: int, now: int) -> bool:
         for device in sorted(self.model.leases)[pick % 2 :][:1]:

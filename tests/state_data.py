@@ -8,9 +8,10 @@ from typing import Any
 from state_image import Image
 
 TIME = "a time"  # stands where the server writes its own time
-TIMES = ("started_at", "finished_at", "due_at")
+TIMES = ("started_at", "finished_at", "created_at")
+OFF = 10**15  # a limit that is none
 DEFAULTS = {
-    "schema": "1",
+    "schema": "2",
     "ttl_ms": "15000",
     "beat_ms": "5000",
     "margin_ms": "15000",
@@ -21,7 +22,13 @@ DEFAULTS = {
     "retain_finished_count": "10000",
     "retain_failed_ms": "7776000000",
     "retain_failed_count": "10000",
+    "max_unfinished": str(OFF),
+    "max_unfinished_user": str(OFF),
+    "expires_ms": str(OFF),
 }
+# Sorted sets whose scores are times.
+JOB_SETS = ("scheduled", "blocked", "running", "finished", "dropped", "failed")
+TIMED = (*JOB_SETS, "expiry", "notices", "groups", "filling")
 Fields = dict[str, str]
 Scores = dict[str, float]
 
@@ -39,7 +46,18 @@ class Data:
         self.log_ends: dict[str, tuple[int, int]] = {}
         self.envs: set[str] = set()
         self.pending: dict[str, Scores] = defaultdict(dict)
-        self.sets: dict[str, Scores] = {name: {} for name in ("scheduled", "running", "finished", "failed")}
+        self.sets: dict[str, Scores] = {name: {} for name in TIMED}
+        self.unsettled: Scores = {}
+        self.blocked_by: dict[str, Fields] = {}
+        self.dependents: dict[str, Scores] = defaultdict(dict)
+        self.history: dict[str, list[str]] = {}
+        self.groups: dict[str, Fields] = {}
+        self.awaited: dict[str, set[str]] = defaultdict(set)
+        self.members: dict[str, Scores] = defaultdict(dict)
+        self.unfinished: Fields = {}
+        self.unique: Fields = {}
+        self.paused: Fields = {}
+        self.boots: Fields = {}
         self.granted: Fields = {}
         self.leases: Fields = {}
         self.claims: Fields = {}
@@ -71,7 +89,15 @@ class Data:
             "workers": set(self.workers),
             "idle": set(self.idle),
             "requests": self.requests,
+            "unsettled": self.unsettled,
+            "unfinished": self.unfinished,
+            "unique": self.unique,
+            "paused": self.paused,
+            "boots": self.boots,
         }
+        for kind in ("blocked_by", "dependents", "history", "members", "awaited"):
+            found |= {f"{kind}:{name}": content for name, content in getattr(self, kind).items()}
+        found |= {f"group:{name}": fields for name, fields in self.groups.items()}
         found |= {name: set(members) for name, members in self.sets.items()}
         found |= {f"pending:{shape}": ranks for shape, ranks in self.pending.items()}
         found |= {f"job:{n}": job for n, job in self.jobs.items()}
@@ -124,16 +150,23 @@ class Data:
         return wrong
 
 
+def is_time(text: str) -> bool:
+    """Whether a text is a time of now, in ms: accidents set others."""
+    return text.isdigit() and len(text) == 13
+
+
 def _without_times(image: Image) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for key, value in image.keys.items():
         kind = key.partition(":")[0]
         if key in ("clock", "looked", "swept", "grace_until") or (not value and kind != "log"):
             continue
-        if kind in ("scheduled", "running", "finished", "failed", "workers", "idle", "shapes"):
+        if kind in (*TIMED, "workers", "idle", "shapes"):
             found[key] = set(value)
-        elif kind == "job":
-            found[key] = {name: TIME if name in TIMES and text.isdigit() else text for name, text in value.items()}
+        elif kind in ("job", "group"):
+            found[key] = {name: TIME if name in TIMES and is_time(text) else text for name, text in value.items()}
+        elif kind == "history":
+            found[key] = ["\n".join(TIME if is_time(line) else line for line in run.split("\n")) for run in value]
         elif kind == "log":
             found[key] = [(*map(int, entry.split("-")), fields["data"]) for entry, fields in value]
         else:

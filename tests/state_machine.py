@@ -8,89 +8,36 @@ scores and times in Redis are moved instead, in the model too.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, rule
 from queue_driver import Queue
-from queue_oracles import DEVICES, SHAPES
 from state_accidents import Accidents
-from state_walk import Seat, Walk, step
+from state_requests import HOUR_MS, LOST, NEW, PICK, New, Requests
+from state_walk import Seat, step
 
-from foxqueue.broker import Claimed, Environment, NewJob
+from foxqueue.broker import Claimed
 from foxqueue.codec import pack
 from foxqueue.scripts import Call
 
-MAX_JOBS = 12  # waiting and running
-ENV = Environment("d", b"env")
-ENDS = ("complete", "value", "retry now", "retry later", "fail", "lease lost", "release", "lose")
-WISHES = ("cancel", "cancel", "requeue", "requeue", "requeue", "release a device", "settings")
-CHANGES = (
-    {},
-    {"max_losses": "1"}, {"max_losses": ""}, {"aging_us": "0"}, {"aging_us": "", "max_losses": "2"},
-    {"retain_finished_count": "1"}, {"retain_failed_count": "0"},
-    {"retain_finished_count": "", "retain_failed_count": ""},
+ENDS = (
+    "complete", "complete", "value", "retry now", "retry later", "fail", "fail", "lease lost",
+    "release", "later", "paused", "lose", "lose", "lose after a reboot",
 )  # fmt: skip
-PICK = st.integers(0, 11)
-NEW = st.tuples(st.sampled_from(SHAPES), st.sampled_from((5, 2, 9)), st.sampled_from((0, 2)))
-BORN = st.sampled_from(("right", "", "wrong"))
-LOST = st.integers(0, 4).map(lambda at: at == 4)
+BROUGHT = ("a lease runs out", "a group is abandoned", "a job expires", "ended jobs age", "a job is due")
+OFTEN = ("a lease key vanishes", "a lease key vanishes", "ended jobs age", "ended jobs age")
 
 
-class QueueMachine(Walk):
-    """The rules."""
-
-    # --- users -----------------------------------------------------------------------------------------
+class QueueMachine(Requests):
+    """Rules of workers, of what arrives late, and of time; those of users are inherited."""
 
     @initialize(jobs=st.lists(NEW, min_size=1, max_size=4), asking=st.integers(0, 4))
-    def begin(self, jobs: list[tuple[str, int, int]], asking: int) -> None:
+    def begin(self, jobs: list[New], asking: int) -> None:
         """So that something happens in each walk, whatever rules hypothesis leaves out."""
         self.enqueue_jobs(jobs, True, False)
         for seat in self.seats[:asking]:
             self.ask(seat)
-
-    @rule(
-        jobs=st.lists(
-            st.tuples(st.sampled_from(SHAPES), st.sampled_from((5, 2, 9)), st.sampled_from((0, 2))),
-            min_size=1,
-            max_size=3,
-        ),
-        with_env=PICK,
-        lost=LOST,
-    )
-    @step
-    def enqueue(self, jobs: list[tuple[str, int, int]], with_env: int, lost: bool) -> bool | None:
-        busy = len(self.model.sets["running"]) + sum(map(len, self.model.pending.values()))
-        if busy + len(jobs) > MAX_JOBS:
-            return False
-        self.enqueue_jobs(jobs, with_env < 9, lost)
-        return None
-
-    def enqueue_jobs(self, jobs: list[tuple[str, int, int]], with_env: bool, lost: bool) -> None:
-        """One request."""
-        new = [NewJob("job", shape, priority, retries, 1000, b"spec") for shape, priority, retries in jobs]
-        self.send(self.broker.enqueue_call(new, ENV, self.token(), with_env=with_env), lost=lost)
-
-    @rule(what=st.sampled_from(WISHES), pick=PICK, born=BORN, lost=LOST)
-    @step
-    def wish(self, what: str, pick: int, born: str, lost: bool) -> None:
-        """Something about a job, mostly one that is there, or about a device."""
-        number = max(self.model.next + 1 - pick, 1) if pick < 10 else 99
-        ended = [int(n) for n, job in self.model.jobs.items() if job["state"] in ("failed", "cancelled")]
-        if what == "requeue" and pick % 2 and ended:
-            number = ended[pick % len(ended)]
-        if born == "right":
-            born = self.model.jobs.get(str(number), {}).get("born", "")
-        born = "1" if born == "wrong" else born
-        match what:
-            case "cancel":
-                call = self.broker.cancel_call(number, born, "me", self.token())
-            case "requeue":
-                call = self.broker.requeue_call(number, born, "me", self.token())
-            case "release a device":
-                call = self.broker.force_release_call(tuple(DEVICES)[pick % 2], "me", self.token())
-            case _:
-                call = self.broker.configure_call(None, CHANGES[pick % len(CHANGES)], "me", self.token())
-        self.send(call, lost=lost)
 
     # --- workers ---------------------------------------------------------------------------------------
 
@@ -125,6 +72,8 @@ class QueueMachine(Walk):
         return None
 
     def _busy(self, pick: int) -> Seat | None:
+        if all(seat.run is None for seat in self.seats):
+            self.ask(self.seats[pick % len(self.seats)])
         busy = [seat for seat in self.seats if seat.run is not None]
         return busy[pick % len(busy)] if busy else None
 
@@ -139,13 +88,27 @@ class QueueMachine(Walk):
             case "complete" | "value":
                 return self.broker.complete_call(number, fence, outcome, b"v" if how == "value" else b"")
             case "release":
-                return self.broker.release_call(number, fence, "worker stops")
-            case "lose":
-                return self.broker.lose_call(number, fence)
+                return self.broker.release_call(number, fence, "shutdown", "worker stops")
+            case "later" | "paused":
+                delay = HOUR_MS if how == "later" else None
+                return self.broker.release_call(number, fence, how, "exited with 75", delay)
+            case "lose" | "lose after a reboot":
+                return self.broker.lose_call(number, fence, "another" if how != "lose" else "")
             case "lease lost":
                 return self.broker.fail_call(number, fence, "lease_lost", "", None, outcome, None)
-        delay = {"retry now": 0, "retry later": 3_600_000}.get(how)
+        delay = {"retry now": 0, "retry later": HOUR_MS}.get(how)
         return self.broker.fail_call(number, fence, "exit_code", "exited with 1", 1, outcome, delay)
+
+    @rule(how=st.sampled_from(ENDS), rounds=st.integers(1, 4))
+    @step
+    def come_to_rest(self, how: str, rounds: int) -> None:
+        """All runs end and all workers ask, so that some are idle in the end."""
+        for _ in range(rounds):
+            for seat in self.seats:
+                if seat.run is not None:
+                    self.send(self._end_call(seat.run, how))
+                    self._drop(seat)
+                self.ask(seat)
 
     @rule(pick=PICK, how=st.sampled_from(ENDS), lost=LOST)
     @step
@@ -178,8 +141,10 @@ class QueueMachine(Walk):
         run, worker = seat.run, seat.worker
         if how == "registers":
             seat.registered += 1
-            self.send(self.broker.register_call(worker.name, worker.device, seat.registered, b"seen"), lost=lost)
+            name, device = worker.name, worker.device
+            self.send(self.broker.register_call(name, device, seat.registered, b"seen", "host", worker.boot), lost=lost)
             return
+        self.boots += pick == 11  # of its machine
         self.hint_lost |= worker.name in self.model.idle or worker.name in self.model.wake or bool(worker.woken)
         if how == "dies asking":
             self.delayed.append(self._end_call(run, ENDS[pick % len(ENDS)]) if run else worker.claim_call())
@@ -213,7 +178,14 @@ class QueueMachine(Walk):
             return None
         if not self.left:
             return False
-        self.send(self._end_call(self.left[-1 - pick % len(self.left)], how))
+        jobs = self.model.jobs
+        again = [
+            run
+            for run in self.left
+            if (job := jobs.get(str(run.number), {})).get("state") == "running" and job["fence"] != run.fence
+        ]
+        meant = again if again and pick % 4 else self.left
+        self.send(self._end_call(meant[-1 - pick % len(meant)], how))
         return None
 
     # --- time and accidents ----------------------------------------------------------------------------
@@ -223,28 +195,41 @@ class QueueMachine(Walk):
         looked=st.sampled_from(("now", "now", "leave", "old", "future", "never")),
         grace_over=st.booleans(),
         soon=st.sampled_from((False, False, True)),
+        brought=st.sampled_from(("", *BROUGHT)),
+        pick=PICK,
     )
     @step
-    def sweep(self, limit: int, looked: str, grace_over: bool, soon: bool) -> None:
+    def sweep(self, limit: int, looked: str, grace_over: bool, soon: bool, brought: str, pick: int) -> None:
+        """Sometimes there is surely something to do."""
+        if brought and self.accidents.happen(brought, pick, self.image.now):
+            looked, grace_over, soon = "now", True, False
         self.accidents.before_sweep(self.broker.server_time_ms(), looked, grace_over, soon)
         self.send(self.broker.sweep_call(limit))
+        self._forget_claims(lambda worker: worker in self.model.claims)
 
-    @rule(kind=st.sampled_from(Accidents.KINDS), pick=PICK)
+    @rule(kind=st.sampled_from((*Accidents.KINDS, *OFTEN)), pick=PICK)
     @step
-    def accident(self, kind: str, pick: int) -> bool | None:
-        if not self.accidents.happen(kind, pick, self.image.now):
-            return False
+    def accident(self, kind: str, pick: int) -> None:
+        first = Accidents.KINDS.index(kind)
+        kinds = (*Accidents.KINDS[first:], *Accidents.KINDS[:first])  # what nothing is there for gives way to the next
+        kind = next(kind for kind in kinds if self.accidents.happen(kind, pick, self.image.now))
         self.done[f"accident {kind}"] += 1
         if kind == "requests expire":  # nothing is sent again after a minute
             self.sent = [(call, word) for call, word in self.sent if "token" not in call.script.arguments]
         if kind == "a day passes":
-            names = {call.parts[len(call.script.keys) + 1] for call in self.delayed if call.script.name == "claim"}
-            self.delayed = [call for call in self.delayed if call.script.name != "claim"] if names else self.delayed
-            self.sent = [(call, word) for call, word in self.sent if call.script.name != "claim"]
-        self.hint_lost |= kind in ("idle workers age", "wake-ups expire")
+            self._forget_claims(lambda _: False)
+        self.hint_lost |= kind in ("idle workers age", "wake-ups expire", "a lease key vanishes")
         self.image = self.camera.take()
         self.compare(self.image.now, kind)
-        return None
+
+    def _forget_claims(self, known: Callable[[str], bool]) -> None:
+        """Questions of workers that nobody has heard of for a day do not come again."""
+
+        def stays(call: Call) -> bool:
+            return call.script.name != "claim" or known(str(call.parts[len(call.script.keys) + 1]))
+
+        self.delayed = [call for call in self.delayed if stays(call)]
+        self.sent = [(call, word) for call, word in self.sent if stays(call)]
 
 
 def machine(queue: Queue) -> type[QueueMachine]:

@@ -1,20 +1,21 @@
-"""The queue as it should be: what its scripts have in common."""
+"""The queue as it should be: ticks, ways into pending, waking, what an old run may say."""
 
 from __future__ import annotations
 
 import copy
 import itertools
+import math
 
-from state_data import TIME, Data, Fields
+from state_data import Data, Fields
 from state_image import Image
 
 IDLE_MS = 12_000
-
-TAKEN_AWAY = "its device was taken from it by an operator"
+Edge = tuple[str, str, str, str]  # parent, condition, its born, what it means now
+SHOWN = ("pending", "idle", "idle_for", "idle_shapes", "wake", "shapes")  # what the order of shapes changes
 
 
 class Moves(Data):
-    """What the scripts have in common: ticks, ways into pending and out of running, waking."""
+    """What all scripts have in common."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -32,17 +33,53 @@ class Moves(Data):
         self.clock = tick
         return tick
 
+    def _time(self, n: str, name: str, from_now_ms: int) -> str:
+        """A time that the server wrote into a job, so far from when it was called."""
+        given = self.image.keys.get(f"job:{n}", {}).get(name, "0")
+        first, last = self.earlier + from_now_ms, self.now + from_now_ms
+        assert first <= int(given) <= last, f"{name} of job {n} is {given}, not between {first} and {last}"
+        return str(given)
+
+    def _rank(self, tick: int, priority: str) -> str:
+        return str(tick - int(priority) * self.setting("aging_us"))
+
     def _begin(self, candidate: str) -> None:
         if not self.life:
             self.life = candidate
-            self.settings.setdefault("schema", "1")
+        self.settings.setdefault("schema", "2")
 
     def _event(self, name: str, n: str, **more: str) -> None:
-        self.events.append({"event": name, "job": n, **more})
+        fields = {key.rstrip("_"): value for key, value in more.items()}
+        self.events.append({"event": name, "job": n, **fields})
 
     def _answer(self, token: str, text: str) -> str:
         self.requests[token] = text
         return text
+
+    # --- groups ------------------------------------------------------------------------------------------
+
+    def may_start(self, shape: str) -> bool:
+        """Whether the group of a shape lets its jobs start."""
+        group = self.groups.get(group_of(shape), {})
+        limit = group.get("max_concurrent")
+        return (
+            "filling" not in group
+            and "paused" not in group
+            and (limit is None or int(group.get("running", 0)) < int(limit))
+        )
+
+    def _count(self, shape: str, name: str, by: int) -> None:
+        if group_of(shape):
+            counts = self.groups[group_of(shape)]
+            counts[name] = str(int(counts.get(name, 0)) + by)
+
+    def _shapes_of(self, group: str) -> list[str]:
+        """In the server's order, which shows in who is woken."""
+        return [shape for shape in self.image.keys.get("shapes", {}) if group_of(shape) == group]
+
+    def _wake_group(self, group: str) -> None:
+        for shape in self._shapes_of(group):
+            self._wake(shape, min(len(self.pending.get(shape, ())), 100))
 
     # --- ready and idle ----------------------------------------------------------------------------------
 
@@ -52,16 +89,13 @@ class Moves(Data):
         for n in numbers:
             self.pending[shape][n] = float(self.jobs[n]["rank"])
         if shape in self.shapes:
-            for _ in numbers:
-                self._wake_one(shape)
+            if self.may_start(shape):
+                self._wake(shape, len(numbers))
             return
         self.shapes.add(shape)
         self.version = self.image.keys["shapes_version"]
         assert int(self.version) > self.before, f"{self.version} is no tick after {self.before}"
-        self.clock = max(self.clock, int(self.version))
-        for _, worker in sorted(((since, worker) for worker, since in self.idle.items()), reverse=True)[:100]:
-            self._leave_idle(worker)
-            self._token(worker, "*")
+        self._wake_all()
 
     def _ready_all(self, numbers: list[str]) -> None:
         """Jobs of one request, by shapes. In which order the shapes come is the server's, and shows in who is woken."""
@@ -69,8 +103,7 @@ class Moves(Data):
         for n in numbers:
             by_shape.setdefault(self.jobs[n]["shape"], []).append(n)
         woken = {key.removeprefix("wake:"): there for key, there in self.image.keys.items() if key.startswith("wake:")}
-        names = ("pending", "idle", "idle_for", "idle_shapes", "wake", "shapes", "clock")
-        before = copy.deepcopy({name: getattr(self, name) for name in names})
+        before = copy.deepcopy({name: getattr(self, name) for name in SHOWN})
         for order in itertools.permutations(by_shape.values()):
             for name, value in copy.deepcopy(before).items():
                 setattr(self, name, value)
@@ -79,16 +112,22 @@ class Moves(Data):
             if self.wake == woken:
                 return
 
-    def _wake_one(self, shape: str) -> None:
-        standing = self.idle_for.get(shape)
-        if not standing:
-            return
-        since, worker = max((since, worker) for worker, since in standing.items())
-        if since < self.now - IDLE_MS:
-            del self.idle_for[shape]
-            return
-        self._leave_idle(worker)
-        self._token(worker, shape)
+    def _wake(self, shape: str, how_many: int) -> None:
+        for _ in range(how_many):
+            standing = self.idle_for.get(shape)
+            if not standing:
+                return
+            since, worker = max((since, worker) for worker, since in standing.items())
+            if since < self.now - IDLE_MS:
+                del self.idle_for[shape]
+                return
+            self._leave_idle(worker)
+            self._token(worker, shape)
+
+    def _wake_all(self) -> None:
+        for _, worker in sorted(((since, worker) for worker, since in self.idle.items()), reverse=True)[:100]:
+            self._leave_idle(worker)
+            self._token(worker, "*")
 
     def _leave_idle(self, worker: str) -> None:
         for shape in self.idle_shapes.pop(worker, ()):
@@ -107,7 +146,16 @@ class Moves(Data):
             self._event("promote", n)
         return len(due)
 
-    # --- ends of runs ------------------------------------------------------------------------------------
+    def _schedule(self, n: str, due: int) -> None:
+        """It is due before all others: the newest idle worker is told, which knows another time."""
+        sooner = due < min(self.sets["scheduled"].values(), default=math.inf)
+        self.sets["scheduled"][n] = due
+        if sooner and self.idle:
+            worker = max((since, worker) for worker, since in self.idle.items())[1]
+            self._leave_idle(worker)
+            self._token(worker, "*")
+
+    # --- jobs --------------------------------------------------------------------------------------------
 
     def _guard(self, n: str, fence: str) -> str | None:
         job = self.jobs.get(n)
@@ -117,49 +165,45 @@ class Moves(Data):
             return job["settled_as"]
         return None if (job["state"], job.get("fence")) == ("running", fence) else "stale"
 
-    def _ended(self, n: str, word: str) -> None:
-        job = self.jobs[n]
-        device, fence = job["gpus"], job["fence"]
-        del self.sets["running"][n]
-        job |= {"settled": fence, "settled_as": word}
-        if self.granted.get(device) in (f"{fence} job:{n}", f"{fence} released:{n}"):
-            self.granted[device] = f"{fence} -"
-        if self.leases.get(device) == fence:
-            del self.leases[device]
+    def _meant(self, a: Fields) -> str:
+        """The answer of a request about a job that was answered before, or means no job that is there; else empty."""
+        job = self.jobs.get(a["number"])
+        if a["token"] in self.requests:
+            return self.requests[a["token"]]
+        if job is None:
+            return self._answer(a["token"], "missing")
+        return self._answer(a["token"], "stale") if a["born"] not in ("", job["born"]) else ""
 
-    def _over(self, n: str, state: str, reason: str, detail: str) -> None:
-        self.jobs[n] |= {"state": state, "reason": reason, "detail": detail, "finished_at": TIME}
-        self.sets["failed" if state == "failed" else "finished"][n] = self.now
+    def _is_filling(self, shape: str) -> bool:
+        """Whether nobody sees the jobs of a group yet."""
+        return "filling" in self.groups.get(group_of(shape), {})
 
-    def _over_cancelled(self, n: str, more: str = "") -> None:
-        self._over(n, "cancelled", "cancelled_by_user", f"cancelled by {self.jobs[n]['cancel_requested']}{more}")
+    def _runs_before(self, holder: str) -> list[Edge]:
+        """Runs of a unique key's earlier jobs that have still to end."""
+        found = []
+        for parent, text in self.blocked_by.get(holder, {}).items():
+            condition, _, born = text.partition(":")
+            job = self.jobs.get(parent, {})
+            if condition == "ended" and job.get("born") == born and not has_ended(job):
+                found.append((parent, "ended", born, "open"))
+        return found
 
-    def _back(self, n: str, reason: str, detail: str) -> None:
-        self.jobs[n] |= {"state": "pending", "reason": reason, "detail": detail}
-        self._ready(n)
+    def _take_out(self, n: str) -> None:
+        """A waiting job leaves its place."""
+        state = self.jobs[n]["state"]
+        (self.pending[self.jobs[n]["shape"]] if state == "pending" else self.sets[state]).pop(n, None)
 
-    def _uncount(self, job: Fields) -> None:
-        job["attempts"] = str(max(int(job["attempts"]) - 1, 0))
 
-    def _taken_away(self, n: str) -> bool:
-        """Whether an operator has taken the device of a run."""
-        job = self.jobs[n]
-        return bool(self.granted.get(job["gpus"]) == f"{job['fence']} released:{n}")
+def group_of(shape: str) -> str:
+    """The group at the end of a shape, or nothing."""
+    return shape.partition("@")[2]
 
-    def _lost(self, n: str, how: str) -> None:
-        job = self.jobs[n]
-        losses = int(job["losses"]) + 1
-        released = self._taken_away(n)
-        self._ended(n, "lost")
-        job.pop("exit_code", None)
-        job["losses"] = str(losses)
-        self._uncount(job)
-        self._event(how, n, worker=job["worker"], device=job["gpus"], fence=job["fence"])
-        if "cancel_requested" in job:
-            self._over_cancelled(n, "; its worker was lost")
-        elif released:
-            self._over(n, "failed", "lease_lost", TAKEN_AWAY)
-        elif losses >= self.setting("max_losses"):
-            self._over(n, "failed", "poison", f"lost its worker {losses} times")
-        else:
-            self._back(n, "worker_lost", f"worker {job['worker']} was lost")
+
+def is_waiting(job: Fields | None) -> bool:
+    """Whether a job waits."""
+    return job is not None and job["state"] in ("pending", "scheduled", "blocked")
+
+
+def has_ended(job: Fields | None) -> bool:
+    """Whether a job has ended."""
+    return job is not None and job["state"] in ("succeeded", "failed", "cancelled")

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 from hypothesis.stateful import RuleBasedStateMachine
 from key_owners import unexplained
 from queue_driver import Queue, Worker
-from queue_oracles import DEVICES, Oracles
+from queue_oracles import DEVICES, Oracles, fits
 from state_accidents import Accidents
 from state_image import Camera, Image
 from state_model import Model
@@ -22,7 +22,8 @@ from foxqueue.replies import text
 from foxqueue.scripts import Call
 
 YOUNG_S = 8.0  # longer than this a walk may not last: idle workers grow old after twelve seconds
-NEVER_LATE = ("heartbeat", "sweep")  # calls of these may do something when they are sent once more
+NEVER_LATE = ("heartbeat", "sweep", "notice")  # calls of these may do something when they are sent once more
+ANEW = ("sweep", "claim", "register", "notice", "told")  # may have another answer then
 
 
 @dataclass
@@ -75,14 +76,16 @@ class Walk(RuleBasedStateMachine):
         self.delayed: list[Call] = []  # sent, and not arrived
         self.left: list[Claimed] = []  # runs that their workers have given up
         self.hint_lost = False  # a wake-up went to somebody who will not come
-        self.lives = self.requests = 0
+        self.lives = self.requests = self.boots = 0
         self.seats = [Seat(self.new_worker(device)) for device in (*DEVICES, *DEVICES)]
         self.accidents = Accidents(self.redis, self.keys, self.model)
 
     def new_worker(self, device: str) -> Worker:
         """A worker's name is new for each process."""
         self.lives += 1
-        return self.queue.worker(f"w{self.lives}", device, DEVICES[device])
+        worker = self.queue.worker(f"w{self.lives}", device, ())
+        worker.boot = f"boot{self.boots}" if self.boots else ""
+        return worker
 
     def token(self) -> str:
         """Of a new request."""
@@ -99,12 +102,15 @@ class Walk(RuleBasedStateMachine):
             again = self.exchange(*calls)
             for call, first, second in zip(calls, replies, again, strict=True):
                 name = call.script.name
-                if name not in ("sweep", "claim", "register") or (name == "claim" and first.word == "ok"):
+                if name not in ANEW or (name == "claim" and first.word == "ok"):
                     assert second == first, f"{name} answered {first}, sent again {second}"
             self.unchanged(calls, before)
             replies = again
             self.done["reply lost"] += 1
-        self.sent += [(call, reply.word) for call, reply in zip(calls, replies, strict=True) if reply.word != "missing"]
+        for call, reply in zip(calls, replies, strict=True):
+            refused = call.script.name == "enqueue" and reply.word != "ok"  # it is not written down what that was
+            if not refused and reply.word not in ("missing", "full"):
+                self.sent.append((call, reply.word))
         return replies
 
     def exchange(self, *calls: Call) -> list[Reply]:
@@ -117,6 +123,7 @@ class Walk(RuleBasedStateMachine):
             right = self.model.apply(call, got, self.image, earlier)
             assert _plain(call, got) == _plain(call, right), f"{call.script.name} answered {got}, should be {right}"
             self.done[f"{call.script.name} {reply.word}"] += 1
+        self.done.update(f"{event['event']} -> {event.get('to', '')}" for event in self.image.events)
         self.compare(earlier, " and ".join(call.script.name for call in calls))
         return replies
 
@@ -141,10 +148,15 @@ class Walk(RuleBasedStateMachine):
         for _ in range(2):
             reply = self.send(worker.claim_call(waits), lost=lost)[0]
             if reply.word == "shapes":
-                worker.version = reply.rest[0].decode()
+                self.learn(worker, reply)
                 continue
             self.take(seat, reply)
             return
+
+    def learn(self, worker: Worker, reply: Reply) -> None:
+        """Which shapes there are, of which the worker asks for those that its device can take."""
+        worker.version, *shapes = map(bytes.decode, reply.rest)
+        worker.shapes = tuple(sorted(shape for shape in shapes if fits(worker.device, shape)))
 
     def take(self, seat: Seat, reply: Reply) -> None:
         """What a claim got is this seat's run."""
@@ -182,12 +194,12 @@ class Walk(RuleBasedStateMachine):
     def _nobody_waits_beside_an_idle_worker(self) -> None:
         for seat in self.seats:
             worker = seat.worker
-            if worker.name in self.model.idle:
-                for shape in self.model.idle_shapes.get(worker.name, ()):
-                    waiting = self.model.pending.get(shape)
-                    assert not waiting or not self.model.is_free(worker.device), (
-                        f"{worker.name} is idle on the free {worker.device}, and {shape} has {waiting}"
-                    )
+            if worker.name not in self.model.idle:
+                continue
+            for shape, waiting in self.model.pending.items():
+                assert not (fits(worker.device, shape) and self.model.may_take(worker.device, shape)), (
+                    f"{worker.name} is idle on the free {worker.device}, and {shape} has {waiting}"
+                )
 
 
 def _plain(call: Call, words: list[str]) -> Any:

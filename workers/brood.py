@@ -13,11 +13,11 @@ class Brood:
     """Keeps one runner ready, so that starting a job costs no interpreter's start, and waits for what has ended.
 
     Args:
-        others: tells the pids of children that somebody else in this process waits for; None while one is being
-            started, whose pid nobody knows yet.
+        others: tells the pids of children that somebody else in this process waits for, and whether these are all:
+            one that is being started has a pid that nobody knows yet.
     """
 
-    def __init__(self, others: Callable[[], list[int] | None]) -> None:
+    def __init__(self, others: Callable[[], tuple[list[int], bool]]) -> None:
         self._others = others
         self._standby: RunnerHandle | None = None
         self._done: list[RunnerHandle] = []
@@ -41,7 +41,7 @@ class Brood:
 
     def pids(self) -> list[int]:
         """All that are known and belong to no run."""
-        return [*self._runners(), *(self._others() or ())]
+        return [*self._runners(), *self._others()[0]]
 
     def _runners(self) -> list[int]:
         return [runner.pid for runner in (*self._done, self._standby) if runner is not None]
@@ -50,8 +50,9 @@ class Brood:
         """Wait for runners that have finished, and for orphans that became our children as their subreaper."""
         self._done = [runner for runner in self._done if runner.process.poll() is None]
         found = children(os.getpid())
-        others = self._others()  # asked after the list was made: whatever is in it is known by now, or being started
-        if others is None:
+        # Asked after the list was made: whatever is in it is known by now, or being started.
+        others, all_known = self._others()
+        if not all_known:
             return
         for pid in set(found) - {*self._runners(), *others}:
             identity = ProcessId.of(pid)

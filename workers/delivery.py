@@ -1,6 +1,8 @@
 """Tells one end of a job to whom its submitter named: a command of theirs, or an address that takes a POST.
 
-Either way by a process in a session of its own, with a time limit; nothing of it outlives that.
+Either way by a process in a session of its own, with a time limit; nothing of it outlives that, nor its worker: a
+guard beside it kills it when the worker is gone, and what escaped from that carries a mark by which the next worker of
+the home finds it.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from foxqueue.processes import ProcessId, kill_marked
 from foxqueue.wishes import is_url
 from workers import post
 
-COMMAND_S: Final = 60.0
+COMMAND_S: Final = 55.0  # and killed before its end is given out again, a minute after it was taken
 POST_S: Final = post.TIMEOUT_S
 MARK: Final = "FOXQUEUE_NOTICE"
 _LOOK_S: Final = 0.1
@@ -100,18 +102,19 @@ def _host(url: str) -> str:
         return "its address"
 
 
-def deliver(what: Delivery, begun: Callable[[int], None], stopped: Callable[[], bool]) -> str:
+def deliver(what: Delivery, home: str, begun: Callable[[list[int]], None], stopped: Callable[[], bool]) -> str:
     """Carry it out, and end all that it started.
 
     Args:
         what: the process.
-        begun: called with its number.
+        home: whose worker this process is.
+        begun: called with the pids of the children that this function waits for.
         stopped: whether to end it before its time.
 
     Returns:
         What went wrong; empty when it was told.
     """
-    mark = os.urandom(8).hex()
+    mark = _new_mark(home)
     reader, writer = os.pipe()
     os.set_blocking(reader, False)
     try:
@@ -121,16 +124,92 @@ def deliver(what: Delivery, begun: Callable[[int], None], stopped: Callable[[], 
         return f"it cannot be started: {error}"
     finally:
         os.close(writer)
-    begun(process.pid)
     leader = ProcessId.of(process.pid)
+    guard, sign_of_life = _guard(process.pid, mark)
+    begun([process.pid, *([guard.pid] if guard else [])])
     try:
         fault, output = _watch(process.pid, reader, time.monotonic() + what.limit_s, stopped)
     finally:
         os.close(reader)
+        if guard:
+            guard.kill()  # before the group's number can be another's
+            guard.wait()
+        os.close(sign_of_life)
         gone = kill_marked(MARK, mark, 0.0, _KILL_S, leader)
         process.wait(_KILL_S) if gone else process.poll()
     fault = fault or ("" if gone else "what it started cannot be killed")
     return fault and f"{fault}{': ' if output else ''}{output}"
+
+
+def _guard(group: int, mark: str) -> tuple[subprocess.Popen[bytes] | None, int]:
+    """A process that kills a group as soon as this process is gone, whatever killed it.
+
+    Returns:
+        It, None where it cannot be started; and what must stay open until it is not needed any more.
+    """
+    reader, writer = os.pipe()
+    try:
+        process = subprocess.Popen(
+            ["/bin/sh", "-c", f"read -r _; kill -s KILL -- -{group}"],
+            stdin=reader,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            cwd="/",
+            env={MARK: mark},
+            start_new_session=True,
+        )
+    except OSError:
+        return None, writer
+    finally:
+        os.close(reader)
+    return process, writer
+
+
+def _new_mark(home: str) -> str:
+    """Names a delivery: whose it is, and which."""
+    me = ProcessId.of()
+    owner = f"{me.pid}/{me.start}/{me.boot_id}/{me.pid_ns}" if me else ""
+    return f"{owner}/{os.urandom(8).hex()}/{home}"
+
+
+def _owner(mark: str, home: str) -> ProcessId | None:
+    """The worker that a mark names, None when it is none of this home."""
+    with suppress(ValueError):
+        pid, start, boot_id, pid_ns, _, found = mark.split("/", 5)
+        return ProcessId(int(pid), int(start), boot_id, pid_ns) if found == home else None
+    return None
+
+
+def end_abandoned(home: str) -> list[int]:
+    """Kill what is left of deliveries whose workers are dead.
+
+    Args:
+        home: whose.
+
+    Returns:
+        The pids that were found, one of each delivery.
+    """
+    found: dict[str, int] = {}
+    for pid in (int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()):
+        mark = _mark_of(pid)
+        owner = _owner(mark, home) if mark not in found else None
+        if owner and not owner.alive():
+            found[mark] = pid
+    for mark, pid in found.items():
+        leader = None
+        with suppress(OSError):
+            leader = ProcessId.of(os.getsid(pid))  # a marked process is in no session but one of its delivery
+        kill_marked(MARK, mark, 0.0, _KILL_S, leader)
+    return list(found.values())
+
+
+def _mark_of(pid: int) -> str:
+    try:
+        variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return ""
+    name = f"{MARK}=".encode()
+    return next((os.fsdecode(text.removeprefix(name)) for text in variables if text.startswith(name)), "")
 
 
 def _start(what: Delivery, mark: str, output: int) -> subprocess.Popen[bytes]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import time
 from pathlib import Path
 
 from foxqueue.broker import Broker
@@ -11,6 +12,7 @@ from foxqueue.errors import ServerError, ServerRefused, ServerUnavailable
 
 TAIL_BYTES = 64 * 1024
 PIECE_BYTES = 16 * 1024
+REFUSED_S = 2.0  # that the end of a run waits for output which a full server refuses: it is in the file
 
 _log = logging.getLogger(__name__)
 
@@ -33,12 +35,14 @@ class LogTail:
         self._path = path
         self._read = sent  # up to here the file was read
         self._sent = sent  # bytes of output there have been, what was skipped included: never falls
+        self._refused_at: float | None = None  # time.monotonic() of the first refusal since something was taken
 
     def pump(self) -> bool:
         """Send what is new, at most its last 64 KiB: a job that writes faster is shown its end.
 
         Returns:
-            Whether all that was there is sent, or never can be; False when Redis is away.
+            Whether the end of the run may be told now: all that was there is sent, or the server refuses it for some
+            time, as a full one does, which takes ends all the same. False when Redis is away.
         """
         pieces = self._pieces()
         if not pieces:
@@ -49,14 +53,24 @@ class LogTail:
         ]
         try:
             self._broker.send(*calls)
-        except (ServerUnavailable, ServerRefused):
-            return False
+        except (ServerUnavailable, ServerRefused) as error:
+            return self._may_do_without(error)
         except ServerError as error:
             _log.warning("job %d: its output cannot be sent: %s", self._number, error)
+        self._refused_at = None
         offset, data = pieces[-1]
         self._read += offset + len(data) - self._sent
         self._sent = offset + len(data)
         return True
+
+    def _may_do_without(self, error: ServerError) -> bool:
+        """Whether pieces have been refused for long. They are not given up: the next call sends them again."""
+        if not isinstance(error, ServerUnavailable) or error.passing or not error.definite:
+            return False
+        if self._refused_at is None:
+            _log.warning("job %d: its output is in its file alone for now: %s", self._number, error)
+            self._refused_at = time.monotonic()
+        return time.monotonic() - self._refused_at >= REFUSED_S
 
     def was_cut(self, size: int) -> None:
         """The file, of ``size`` bytes then, was cut to nothing; what comes goes on behind them."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import signal
 import sys
 import urllib.error
 import urllib.request
@@ -53,6 +54,7 @@ def post(url: str, body: bytes) -> str:
 
 def main() -> int:
     """Post what stands on the standard input."""
+    signal.alarm(int(2 * TIMEOUT_S))  # should nobody be left to end it in time
     url, body = json.load(sys.stdin.buffer)
     fault = post(url, body.encode())
     if fault:

@@ -19,6 +19,7 @@ from foxqueue.listening import neighbour
 from foxqueue.places import home_id
 from foxqueue.server import RunningServer, find_server, stop_server
 from foxqueue.units import format_memory
+from workers.delivery import end_abandoned
 from workers.detach import Report, detached
 from workers.keeper import Keeper, Seat, say, server_seat, up_seat
 from workers.leftovers import ask, await_end, end_runs, end_workers, left_workers, lone_runs, recorded_workers, wait
@@ -94,12 +95,13 @@ def down(config: Config) -> int:
     ended = end_workers(workers) and ended
     runs = lone_runs(config) if ended else []
     ended = ended and end_runs(runs)
+    notices = end_abandoned(str(config.home)) if ended else []
     serving = server_seat(config)
     was_serving = serving.taken()
     if was_serving:
         ended = ended and _end_seat(serving, DOWN_WAITS_S)
     stopped = ended and stop_server(config)
-    if not (was_up or was_serving or workers or runs or stopped):
+    if not (was_up or was_serving or workers or runs or notices or stopped):
         say("nothing was running")
     elif ended:
         say("all ended; jobs and data are kept")

@@ -42,7 +42,8 @@ local function dissolve(limit)
     end
     redis.call('ZREM', prefix .. 'members:' .. group, n)
   end
-  if #members < tonumber(limit) then
+  -- Done as soon as the last is gone: the name is free then, and what comes under it is another group.
+  if #members < tonumber(limit) or count(redis.call('HGET', group_key(group), 'total')) <= 0 then
     redis.call('ZREM', named('filling'), group)
     redis.call('DEL', group_key(group), prefix .. 'awaited:' .. group)
     redis.call('ZREM', named('groups'), group)

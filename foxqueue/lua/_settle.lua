@@ -1,23 +1,31 @@
 -- settle: blocked -> pending, scheduled, cancelled
 -- NEEDS prefix
 -- FOUND blocked ZSET, scheduled ZSET, unsettled ZSET
--- Nothing holds a blocked job back any more. Its tick is new when it comes from its parents, else it keeps its place.
+-- A job that comes from its parents stands behind what was there before: its tick is new, or that of its start time.
+-- Returns its rank.
+local function take_place(n)
+  local job = read_job(n, 'priority', 'due_at')
+  local due = whole(job[2]) and tonumber(job[2]) > now_ms
+  local job_tick = due and digits(tonumber(job[2]) * 1000) or tick()
+  local rank = rank_of(job_tick, job[1])
+  redis.call('HSET', job_key(n), 'tick', job_tick, 'rank', rank)
+  return rank
+end
+
+-- Nothing holds a blocked job back any more. It keeps its place, unless it takes one anew.
 local function unblock(n, anew)
   redis.call('ZREM', named('blocked'), n)
-  local job = read_job(n, 'shape', 'priority', 'due_at', 'tick', 'rank')
+  local job = read_job(n, 'shape', 'priority', 'due_at', 'rank')
   if not job or not job[1] or not whole(job[2]) or not whole(job[4]) then
     put_aside(n)
     return 'failed'
   end
-  local due = whole(job[3]) and tonumber(job[3]) > now_ms and tonumber(job[3])
-  local job_tick, rank, state = job[4], job[5], due and 'scheduled' or 'pending'
-  if anew or not whole(rank) then
-    job_tick = due and digits(due * 1000) or tick()
-    rank = rank_of(job_tick, job[2])
-  end
-  redis.call('HSET', job_key(n), 'state', state, 'tick', job_tick, 'rank', rank)
+  local rank = anew and take_place(n) or job[4]
+  local due = whole(job[3]) and tonumber(job[3]) > now_ms
+  local state = due and 'scheduled' or 'pending'
+  redis.call('HSET', job_key(n), 'state', state)
   if due then
-    schedule(n, digits(due))
+    schedule(n, job[3])
   else
     ready(n, job[1], rank)
   end
@@ -35,8 +43,12 @@ local function tell(child, n, parent)
   end
   if parent_born == parent[2] and meets(condition, parent[1]) then
     redis.call('HSET', edges, n, 'met:' .. edge)
-    if redis.call('HINCRBY', job_key(child), 'parents', -1) <= 0 and not job[2] then
-      event('settle', child, 'from', 'blocked', 'to', unblock(child, true), 'parent', n)
+    if redis.call('HINCRBY', job_key(child), 'parents', -1) <= 0 then
+      if job[2] then
+        take_place(child) -- it is held still
+      else
+        event('settle', child, 'from', 'blocked', 'to', unblock(child, true), 'parent', n)
+      end
     end
     return
   end

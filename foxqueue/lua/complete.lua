@@ -14,8 +14,8 @@
 -- ARGV[5] returned packed, '' for none
 -- INCLUDE _clock _event _job _group _guard _device _idle _ended
 -- RETURNS {succeeded | cancelled | stale | missing | settled word, instance}
-local word, devices, cancelled_by, shape, owner, has_dependents, notify =
-  guard('gpus', 'cancel_requested', 'shape', 'user', 'dependents', 'notify')
+local word, devices, cancelled_by, shape, owner, has_dependents, notify, worker =
+  guard('gpus', 'cancel_requested', 'shape', 'user', 'dependents', 'notify', 'worker')
 if word then
   return { word, life }
 end
@@ -30,7 +30,7 @@ if word == 'succeeded' and returned ~= '' then
 end
 redis.call('SET', result, outcome)
 lay_down(number, word, reason, owner, shape, has_dependents, notify, false, true)
-event('complete', number, 'to', word, 'fence', fence)
+event('complete', number, 'to', word, 'worker', worker or '', 'fence', fence)
 if has_dependents then
   -- HERE _aging _ready _parents _settle
   settle(100)

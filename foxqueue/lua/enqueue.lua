@@ -107,7 +107,7 @@ elseif kept_ms and kept_ms < ENV_MS - DAY_MS then
   redis.call('PEXPIRE', env_blob, ENV_MS)
 end
 local born = ticks(total)
-local specs, never, to = {}, {}, 'pending'
+local specs, never, to, alike = {}, {}, 'pending', true
 for i = 0, total - 1 do
   local at = i * WORDS
   local n, job_tick = digits(first + i), digits(born + i)
@@ -119,7 +119,8 @@ for i = 0, total - 1 do
     'priority', priority, 'born', job_tick, 'tick', wish and wish.tick or job_tick, 'rank', rank, 'attempts', '0',
     'losses', '0', 'retries', jobs[at + 4], 'retry_delay_ms', jobs[at + 5], 'env', env_digest, 'user', user,
     unpack(wish and wish.fields or NOTHING))
-  to = wish and wish.state or 'pending'
+  local state = wish and wish.state or 'pending'
+  alike, to = alike and (i == 0 or to == state), state
   if wish then
     rare.grant_wish(n, wish, shape)
     if wish.never then
@@ -154,8 +155,13 @@ end
 local n = digits(first)
 if total == 1 and to == 'pending' then
   event('enqueue', n, 'by', user)
-else
+elseif alike then
   event('enqueue', n, 'by', user, 'to', to, 'count', digits(total))
+else
+  for i = 0, total - 1 do
+    local wish = wishes[i * WORDS + 2]
+    event('enqueue', digits(first + i), 'by', user, 'to', wish and wish.state or 'pending')
+  end
 end
 for _, child in ipairs(never) do
   redis.call('ZREM', named('blocked'), child[1])

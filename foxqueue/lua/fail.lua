@@ -18,8 +18,8 @@
 -- INCLUDE _clock _event _job _group _guard _device _idle _aging _ready _ended _history
 -- RETURNS {failed | cancelled | stale | missing | settled word, instance}; `failed` is the run's end, the job
 -- RETURNS may be scheduled for another attempt
-local word, devices, cancelled_by, shape, attempts, retries, started, host, has_dependents =
-  guard('gpus', 'cancel_requested', 'shape', 'attempts', 'retries', 'started_at', 'host', 'dependents')
+local word, devices, cancelled_by, shape, attempts, retries, started, host, has_dependents, worker =
+  guard('gpus', 'cancel_requested', 'shape', 'attempts', 'retries', 'started_at', 'host', 'dependents', 'worker')
 if word then
   return { word, life }
 end
@@ -43,7 +43,7 @@ elseif whole(delay_ms) and count(attempts) <= count(retries) then
 else
   over(number, 'failed', reason, detail)
 end
-event('fail', number, 'from', 'running', 'to', to, 'fence', fence, 'reason', reason)
+event('fail', number, 'from', 'running', 'to', to, 'worker', worker or '', 'fence', fence, 'reason', reason)
 if has_dependents then
   -- HERE _parents _settle
   settle(100)

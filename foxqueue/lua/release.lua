@@ -14,8 +14,8 @@
 -- FOUND scheduled ZSET
 -- INCLUDE _clock _event _job _group _guard _device _idle _aging _ready _ended _history
 -- RETURNS {released | cancelled | failed | stale | missing | settled word, instance}
-local word, devices, cancelled_by, shape, attempts, rank, started, host, has_dependents =
-  guard('gpus', 'cancel_requested', 'shape', 'attempts', 'rank', 'started_at', 'host', 'dependents')
+local word, devices, cancelled_by, shape, attempts, rank, started, host, has_dependents, worker =
+  guard('gpus', 'cancel_requested', 'shape', 'attempts', 'rank', 'started_at', 'host', 'dependents', 'worker')
 if word then
   return { word, life }
 end
@@ -43,7 +43,7 @@ else
     schedule(number, due)
   end
 end
-event('release', number, 'from', 'running', 'to', to, 'fence', fence, 'reason', reason)
+event('release', number, 'from', 'running', 'to', to, 'worker', worker or '', 'fence', fence, 'reason', reason)
 if has_dependents then
   -- HERE _parents _settle
   settle(100)

@@ -72,8 +72,8 @@ for i = 1, #known, 2 do
 end
 -- Runs of its unique key that others waited for are waited for by this one too.
 for _, edge in ipairs(holder and holder ~= number and runs_before(holder) or {}) do
-  local text = redis.call('HGET', prefix .. 'blocked_by:' .. number, edge[1])
-  if edge[1] ~= number and not (text and string.find(text, 'ended:', 1, true)) then
+  -- What it waits for already ends its wait once, whatever for.
+  if edge[1] ~= number and redis.call('HEXISTS', prefix .. 'blocked_by:' .. number, edge[1]) == 0 then
     edges[#edges + 1] = edge
     open = open + 1
   end

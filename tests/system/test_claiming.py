@@ -155,7 +155,7 @@ def test_fail_and_release_by_name(fox: Client) -> None:
             run.fail("poison")
         with pytest.raises(InvalidInput, match="exit code '3' is not a whole number"):
             run.fail("exit_code", "", "3")  # type: ignore[arg-type]
-        with pytest.raises(InvalidInput, match="a delay of -1 is not possible"):
+        with pytest.raises(InvalidInput, match="delay -1 is not understood"):
             run.release(delay=-1)
         run.fail("exit_code", "exited with 3", exit_code=3)
     assert state_of(fox, job.number) == ("failed", "exit_code", 2) and job.refresh().exit_code == 3
@@ -216,9 +216,9 @@ def test_a_pause_asks_for_the_job_back(fox: Client) -> None:
 @pytest.mark.parametrize(
     ("given", "text"),
     [
-        ({"timeout": -1}, "timeout -1 is not possible"),
-        ({"timeout": float("nan")}, "timeout nan is not possible"),
-        ({"timeout": "5"}, "timeout '5' is not possible"),
+        ({"timeout": -1}, "timeout -1 is not understood"),
+        ({"timeout": float("nan")}, "timeout nan is not understood"),
+        ({"timeout": "5"}, "time '5' is not understood"),
         ({"device": None}, "device None is not understood"),
         ({"simulate": "24G"}, "24G"),
         ({"simulate": None, "cpu": True}, "cpu True is not a number"),

@@ -32,6 +32,8 @@ def test_a_full_queue_refuses_and_says_its_limit(fox: Client, queue: Queue) -> N
     fox.submit(["true"])
     with pytest.raises(QueueFull, match=r"1 unfinished jobs of .*, at most 1") as caught:
         fox.enqueue("pkg.mod:f")
+    with pytest.raises(InvalidInput, match="block 'yes' is not understood: give True or False"):
+        fox.submit(["true"], block="yes")  # type: ignore[arg-type]
     assert (caught.value.limit, caught.value.current, caught.value.whose) == (1, 1, user())
     queue.broker.change_settings({"max_unfinished_user": None}, "me")
     with pytest.raises(PartlySubmitted, match="0 of 2 jobs were accepted") as partly:
@@ -89,7 +91,9 @@ def test_block_on_the_command_line(shell: Shell, queue: Queue) -> None:
     queue.broker.cancel(1, "", "me")
     out, told = process.communicate(timeout=20)
     assert (process.returncode, out) == (0, b"2\n")
-    assert b"waiting for room" in told
+    told = told.decode()
+    full = "the queue is full (1 unfinished jobs in the queue, at most 1: max_unfinished)"
+    assert told.startswith(f"foxqueue: {full}: waiting for room; Ctrl-C gives up\n") and "--block" not in told
 
 
 # Keys

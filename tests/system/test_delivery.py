@@ -6,19 +6,22 @@ import http.server
 import json
 import os
 import socket
+import subprocess
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from wait import until
 
 from foxqueue.job import JobView
 from foxqueue.processes import ProcessId
 from workers import delivery as module
-from workers.delivery import MARK, deliver, delivery
+from workers.delivery import MARK, deliver, delivery, end_abandoned
 
 JOB = JobView(
     number=7,
@@ -32,12 +35,13 @@ JOB = JobView(
     spec={"cwd": "/usr"},
 )
 ENVIRON = {"PATH": os.environ["PATH"], "HOME": "/root", "LC_ALL": "C.UTF-8", "FOXQUEUE_HOME": "/h"}
+HOME = "/some/where else"
 SECRETS = {"FOXQUEUE_PASSWORD": "secret", "FOXQUEUE_URL": "redis://:secret@there", "REDISCLI_AUTH": "secret"}
 
 
 def tell(to: str, job: JobView = JOB, stopped: bool = False, **environ: str) -> str:
     what = delivery(job, to, "ns", {**ENVIRON, **SECRETS, **environ})
-    return deliver(what, lambda _pid: None, lambda: stopped)
+    return deliver(what, HOME, lambda _pids: None, lambda: stopped)
 
 
 # --- a command -----------------------------------------------------------------------------------------------
@@ -115,13 +119,36 @@ def test_a_status_that_another_took_is_no_success() -> None:
     """Given a dead runner whose orphans are killed and reaped, when a command is among them: it is told again."""
     taken: list[int] = []
 
-    def take(pid: int) -> None:
-        os.kill(pid, 9)
-        taken.append(os.waitpid(pid, 0)[0])
+    def take(pids: list[int]) -> None:
+        for pid in pids:
+            os.kill(pid, 9)
+            taken.append(os.waitpid(pid, 0)[0])
 
     what = delivery(JOB, "sleep 600", "ns", ENVIRON)
-    assert deliver(what, take, lambda: False) == "its status was lost"
-    assert len(taken) == 1
+    assert deliver(what, HOME, take, lambda: False) == "its status was lost"
+    assert len(taken) == 2, "its guard too"
+
+
+def test_only_what_dead_workers_of_the_home_left_is_ended() -> None:
+    """Given five that carry marks, when abandoned ones are ended: it hits that of a dead worker of this home alone."""
+    me = ProcessId.of()
+    assert me
+    dead, other_ns = replace(me, start=me.start + 1), replace(me, start=me.start + 1, pid_ns="pid:[1]")
+    marks = [
+        *(f"{who.pid}/{who.start}/{who.boot_id}/{who.pid_ns}/ab/{HOME}" for who in (dead, me, other_ns)),
+        f"{dead.pid}/{dead.start}/{dead.boot_id}/{dead.pid_ns}/ab/{HOME}/deeper",
+        "ab",
+    ]
+    started = [subprocess.Popen(["sleep", "600"], env={MARK: mark}, start_new_session=True) for mark in marks]
+    try:
+        until(lambda: all(module._mark_of(process.pid) for process in started), what="their marks")
+        assert end_abandoned(HOME) == [started[0].pid]
+        assert started[0].wait(5) == -9
+        assert [process.poll() for process in started[1:]] == [None] * 4
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
 
 
 # --- a POST --------------------------------------------------------------------------------------------------

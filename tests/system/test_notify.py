@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +18,8 @@ from workplace import Workplace, workplace
 
 from foxqueue.config import load_config
 from foxqueue.messages import Reply
+from foxqueue.processes import ProcessId
+from workers import notifier as module
 from workers.notifier import Notifier
 
 TOLD = 'echo "$FOXQUEUE_JOB_ID $FOXQUEUE_JOB_STATE $FOXQUEUE_JOB_REASON $FOXQUEUE_NAMESPACE" >> '
@@ -127,8 +130,9 @@ def test_what_fails_is_tried_again_five_times_at_most(place: Workplace, told: Pa
     for count in range(1, 6):
         assert len(lines(told, count)) == count
         until(lambda: tries(place, number) == count, what="its count")  # noqa: B023 - called at once
-        words = f"job {number}: its end could not be told: its command: it exited with 3: no mail"
-        until(lambda: place.stack.log("worker").count(words) == count, what="the word of it")  # noqa: B023
+        which = f"try {count} of 5" + (", the last" if count == 5 else "")
+        words = f"job {number}: its end could not be told ({which}): its command: it exited with 3: no mail"
+        until(lambda: place.stack.log("worker").count(words) == 1, what="the word of it")  # noqa: B023
         due_again(place, number)
     until(lambda: place.broker.redis.zscore(place.broker.keys.notices, number) is None, what="the end of trying")
     assert len(told.read_text().splitlines()) == 5
@@ -142,6 +146,39 @@ def test_what_succeeds_at_last_is_told_once(place: Workplace, told: Path) -> Non
     due_again(place, number)
     until(lambda: place.stack.events(number, "told"), what="the record of it")
     assert (tries(place, number), len(told.read_text().splitlines())) == (2, 2)
+
+
+def test_what_a_server_refused_is_posted_again_a_minute_later_whatever_hangs(place: Workplace, told: Path) -> None:
+    """Given a command that hangs, when a POST is answered with 500: it has its place a minute later, and gets it."""
+    flag = Path(f"{told}.flag")
+    hanging = place.put("true", more="notify=1\n", notify=f"touch {told}; while [ ! -e {flag} ]; do sleep 0.02; done")
+    until(told.exists, what="the command")
+    try:
+        with hooked(500) as hook:
+            began = place.broker.server_time_ms()
+            number = place.put("true", more="notify=1\n", notify=hook.url)
+            until(lambda: f"job {number}: its end could not" in place.stack.log("worker"), what="the refusal")
+            due = place.broker.redis.zscore(place.broker.keys.notices, number)
+            assert due is not None and 60_000 <= float(due) - began < 70_000
+            due_again(place, number)
+            until(lambda: len(hook.taken) == 2, 10, "the second POST")
+        assert not place.stack.events(hanging, "told")
+    finally:
+        flag.touch()
+    until(lambda: place.stack.events(hanging, "told"), what="the record of it")
+
+
+def test_an_end_while_an_earlier_one_is_told_is_told_too(place: Workplace, told: Path) -> None:
+    flag = Path(f"{told}.flag")
+    command = f"{TOLD}{told}; while [ ! -e {flag} ]; do sleep 0.02; done"
+    number = place.put("false", more="notify=1\n", notify=command)
+    lines(told)
+    assert place.broker.requeue(number, "", "test").word == "ok"
+    assert len(lines(told, 2)) == 2
+    assert not place.stack.events(number, "told")
+    flag.touch()
+    until(lambda: place.broker.redis.zscore(place.broker.keys.notices, number) is None, what="the record of it")
+    assert len(place.stack.events(number, "told")) == 1
 
 
 # --- what it must not do -------------------------------------------------------------------------------------
@@ -158,6 +195,26 @@ def test_a_slow_command_delays_no_claim(place: Workplace, told: Path) -> None:
     assert not place.stack.events(first, "told")
     flag.touch()
     until(lambda: place.stack.events(first, "told"), what="the record of it")
+
+
+def test_commands_that_hang_hold_up_no_other(place: Workplace, told: Path) -> None:
+    """Given three that hang, when more ends come: one is told at once; of those that hang four run at a time."""
+    flag = Path(f"{told}.flag")
+    hang = f"echo $FOXQUEUE_JOB_ID >> {told}; while [ ! -e {flag} ]; do sleep 0.02; done"
+    hanging = [place.put("true", more="notify=1\n", notify=hang) for _ in range(3)]
+    lines(told, 3)
+    try:
+        quick = place.put("true", more="notify=1\n", notify="true")
+        until(lambda: place.stack.events(quick, "told"), 10, "the quick one's end")
+        hanging += [place.put("true", more="notify=1\n", notify=hang) for _ in range(2)]
+        lines(told, 4)
+        last = hanging[-1]
+        place.await_state(last, "succeeded")
+        place.await_state(place.put("true"), "succeeded")
+        assert tries(place, last) == 0 and len(lines(told)) == 4, "it is left for whom has room"
+    finally:
+        flag.touch()
+    until(lambda: all(place.stack.events(number, "told") for number in hanging), what="the record of all")
 
 
 def test_a_command_outlives_a_dead_runner_of_its_worker(place: Workplace, told: Path) -> None:
@@ -184,13 +241,89 @@ def test_a_worker_that_is_stopped_leaves_it_to_another(tmp_path_factory: pytest.
         lines(told)
         os.kill(worker, signal.SIGTERM)
         assert place.stack.exit_status(worker, 15) == 0
-        assert f"job {number}: its end could not be told: its command: its worker was stopped" in place.stack.log(
-            "worker"
-        )
+        words = f"job {number}: its end could not be told (try 1 of 5): its command: its worker was stopped"
+        assert words in place.stack.log("worker")
         due_again(place, number)
         place.start("sim:1")
         until(lambda: place.stack.events(number, "told"), what="the record of it")
         assert len(told.read_text().splitlines()) == 2
+
+
+def hung(place: Workplace, *, escapes: bool = False) -> list[ProcessId]:
+    """Have an end told by a command that hangs. It and its child, which may be in a session that the guard misses."""
+    pids = place.stack.root / "pids"
+    child = f"setsid sh -c 'echo $$ >> {pids}; exec sleep 600'" if escapes else f"sh -c 'echo $$ >> {pids}; sleep 600'"
+    place.put("true", more="notify=1\n", notify=f"trap '' TERM HUP; {child} & echo $$ >> {pids}; sleep 600; sleep 600")
+    found = [ProcessId.of(int(line)) for line in lines(pids, 2)]
+    return [process for process in found if process is not None]
+
+
+def test_a_command_dies_with_its_worker(tmp_path: Path) -> None:
+    with workplace(tmp_path) as place:
+        worker = place.start()
+        left = hung(place)
+        assert len(left) == 2
+        os.kill(worker, signal.SIGKILL)
+        until(lambda: not any(process.alive() for process in left), 5, "the end of the command")
+
+
+def test_a_command_dies_with_up_and_its_worker(tmp_path: Path) -> None:
+    with workplace(tmp_path) as place:
+        up = place.stack.up("--simulate", "1x24G", workers=1)
+        left = hung(place)
+        [worker] = place.stack.api.workers()
+        up.send_signal(signal.SIGSTOP)  # else it would end what its worker leaves
+        os.kill(worker["pid"], signal.SIGKILL)
+        up.kill()
+        until(lambda: not any(process.alive() for process in left), 5, "the end of the command")
+        until(lambda: not place.stack.all_processes(), 10, "nothing left")
+
+
+@pytest.mark.parametrize("who", ["successor", "down"])
+def test_what_escaped_from_a_dead_worker_is_found_by_its_mark(tmp_path: Path, who: str) -> None:
+    with workplace(tmp_path) as place:
+        worker = place.start()
+        left = hung(place, escapes=True)
+        os.kill(worker, signal.SIGKILL)
+        place.stack.exit_status(worker)
+        until(lambda: sum(process.alive() for process in left) == 1, 5, "the end of the command")
+        if who == "down":
+            assert "all ended" in place.stack.fox("down").stderr
+        else:
+            place.start()
+            until(lambda: "ended what dead workers had left" in place.stack.log("worker"), what="the word of it")
+        assert not any(process.alive() for process in left)
+
+
+def test_an_end_is_told_where_a_client_sweeps_all_the_time(tmp_path: Path) -> None:
+    """Given a client that looks again and again, so that workers are told of no end: one asks by itself."""
+    with workplace(tmp_path) as place:
+        place.start(before="import workers.notifier; workers.notifier.DEAF_S = 1.0")
+        over = threading.Event()
+
+        def look() -> None:
+            while not over.wait(0.005):
+                place.broker.sweep()
+
+        client = threading.Thread(target=look)
+        client.start()
+        try:
+            for _ in range(3):
+                number = place.put("true", more="held=me\nnotify=1\n", notify="true")
+                assert place.broker.cancel(number, "", "me") == "cancelled"
+                until(lambda: place.stack.events(number, "told"), 10, "the record of it")  # noqa: B023
+        finally:
+            over.set()
+            client.join()
+
+
+def test_a_worker_asks_by_itself_only_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    notifier = Notifier(load_config(environ={}), "w1")
+    notifier.hear(Reply("no", "i"))
+    assert not notifier._due.is_set()
+    monkeypatch.setattr(module, "DEAF_S", 0.0)
+    notifier.hear(Reply("no", "i"))
+    assert notifier._due.is_set()
 
 
 def test_where_nothing_is_due_nothing_is_opened() -> None:
@@ -200,4 +333,4 @@ def test_where_nothing_is_due_nothing_is_opened() -> None:
         notifier.hear(swept)
     notifier.close()
     assert not notifier.is_alive()
-    assert (notifier._broker, notifier.children()) == (None, [])
+    assert (notifier._broker, notifier.children()) == (None, ([], True))

@@ -38,6 +38,7 @@ def waits_for(shell: Shell, number: int) -> tuple[str, str]:
 def test_a_paused_queue_starts_nothing_and_everybody_sees_why(shell: Shell, queue: Queue) -> None:
     register(queue)
     number = queue.enqueue()
+    in_group(queue, "other")
     said, _ = shell.fox("pause", "--reason", "upgrade")
     assert said == "the queue is paused: nothing more starts, what runs goes on; foxqueue resume undoes it\n"
     worker = queue.worker(device="SIM-1", shapes=("g1", "g1@lr"))

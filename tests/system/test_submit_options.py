@@ -14,6 +14,7 @@ from pretend import register
 from queue_driver import Queue
 from shell import Shell
 from stack import Stack, until_exists
+from wait import until
 
 from foxqueue import Client, JobExists, JobGone, JobNotFound, judging
 from foxqueue.codec import unpack
@@ -198,7 +199,7 @@ def test_a_copy_of_a_script_goes_along(shell: Shell, queue: Queue) -> None:
     script(shell, mode=0o600)
     submit(shell, "--script", "--", "train.sh", "a")
     spec = spec_of(queue, 1)
-    assert (spec["argv"], spec["script"]) == (["train.sh", "a"], (shell.directory / "train.sh").read_bytes())
+    assert (spec["argv"], spec["script"]) == (["./train.sh", "a"], (shell.directory / "train.sh").read_bytes())
     script(shell, "#FOX --script", mode=0o600)
     submit(shell, "train.sh")
     spec = spec_of(queue, 2)
@@ -226,8 +227,51 @@ def test_a_script_that_is_not_executable_runs_by_its_interpreter(shell: Shell, q
     submit(shell, "-d", "there", "./train.sh")
     assert spec_of(queue, 2)["argv"] == ["/bin/sh", str(shell.directory / "train.sh")]
     script(shell, mode=0o644)
-    submit(shell, "train.sh")  # without #FOX lines nothing changes
-    assert spec_of(queue, 3)["argv"] == ["train.sh"]
+    submit(shell, "train.sh")  # without #FOX lines it is the same
+    assert spec_of(queue, 3)["argv"] == ["/bin/sh", "./train.sh"]
+    script(shell, "#fox --hold", mode=0o644)
+    assert "train.sh line 2 is not read: a line with options begins with #FOX" in submit(shell, "train.sh")
+    (shell.directory / "bare").write_text("echo\n")
+    assert "foxqueue submit -- sh bare" in submit(shell, "bare", code=2)
+
+
+def test_a_job_that_is_held_says_how_it_is_let_go(shell: Shell, queue: Queue) -> None:
+    process = shell.start("submit", "--hold", "--wait", "--", "true")
+    until(lambda: queue.job(1).get("state") == "blocked", what="the job")
+    queue.broker.cancel(1, "", "me")
+    assert b"job 1 is held: foxqueue unhold 1 lets it go" in process.communicate(timeout=20)[1]
+
+
+def test_a_child_that_can_never_run_is_told(shell: Shell, queue: Queue) -> None:
+    submit(shell, "--", "true")
+    queue.broker.cancel(1, "", "me")
+    err = submit(shell, "--after", "1", "--", "true")
+    assert "job 2 can never run and is cancelled (dependency_failed): " in err
+    assert "never" not in submit(shell, "--", "true")
+
+
+def test_children_of_many_that_can_never_run_are_told(fox: Client, queue: Queue) -> None:
+    fox.submit(["true"]).cancel()
+    fox.submit_many([{"argv": ["true"]}, {"argv": ["true"], "after": 1}, {"argv": ["true"], "after": "1-1"}])
+    assert any(
+        text.startswith("2 of the jobs can never run and are cancelled, the first is job 3 (dep")
+        for text in fox.warnings
+    )
+    fox.submit_many([{"argv": ["true"], "after_any": 2}])
+    assert "never" not in " ".join(fox.warnings)
+
+
+def test_an_expiry_of_the_namespace_is_turned_off(shell: Shell, queue: Queue) -> None:
+    queue.broker.change_settings({"expires_ms": "60000"}, "me")
+    submit(shell, "--", "true")
+    submit(shell, "--expires", "off", "--", "true")
+    assert [bool(queue.job(number).get("expires_at")) for number in (1, 2)] == [True, False]
+
+
+def test_the_url_of_a_notice_is_shown_without_what_is_secret(shell: Shell, queue: Queue) -> None:
+    submit(shell, "--notify", "https://host/hook?token=sesame", "--", "true")
+    out = shell.fox("show", "1")[0]
+    assert "https://host/hook?token=***" in out and "sesame" not in out
 
 
 def test_where_the_queue_is_may_stand_in_a_script_too(shell: Shell, queue: Queue) -> None:
@@ -253,6 +297,12 @@ def test_where_the_queue_is_may_stand_in_a_script_too(shell: Shell, queue: Queue
         (["#FOX --config x.json"], [], 2, "No such file"),
         (["#FOX -d /no/where"], [], 2, "/no/where does not exist"),
         (["#FOX -n 'x"], [], 2, "No closing quotation"),
+        (["#FOX --help"], [], 2, "--help is not read in #FOX lines"),
+        (["#FOX -h"], [], 2, "--help is not read in #FOX lines"),
+        (["#FOX --hold", "#FOX --url=redis://h"], [], 3, "--url is not read in #FOX lines"),
+        (["#FOX --home /x"], [], 2, "--home is not read in #FOX lines"),
+        (["#FOX -n a --name b"], [], 2, "--name is given twice"),
+        (["#FOX -n a", "#FOX -n b"], [], None, "--name is given twice in the #FOX lines of train.sh"),
         (["#FOX --delay 1h", "#FOX --expires 1m"], [], None, "expire before"),
         (["#FOX --hold"], ["-p", "urgent"], None, "high (8)"),
     ],

@@ -153,7 +153,7 @@ def test_no_step_waits_for_more_jobs_than_a_server_takes(fox: Client, monkeypatc
         (("--param", "lr=1", "--", "true"), "nothing uses the parameter 'lr'"),
         (("--param", "lr=1", "--param", "lr=2", "--", "{lr}"), "given twice"),
         (("--param-file", "no.csv", "--", "{lr}"), "no.csv cannot be read"),
-        (("--param", "p=a,,b", "--", "{p}"), "run 2 (p=): empty command"),
+        (("--param", 'p=a,"",b', "--", "{p}"), "run 2 (p=): empty command"),
         (
             ("--param", "p=a,b", "--name-template", "{p}" + "x" * 199 + "{p}", "--", "x"),
             "run 1 (p=a): the name has 201",
@@ -195,6 +195,28 @@ def test_a_very_large_one_needs_a_yes(shell: Shell, fox: Client, monkeypatch: py
     assert len(fox.jobs()) == 4
     with pytest.raises(InvalidInput, match="large, and over 100,000 are refused"):
         fox.sweep(["x", "{n}"], {"n": range(100_001)})
+
+
+def test_a_sweep_whose_parent_ended_in_the_wrong_way_says_so(shell: Shell, fox: Client, queue: Queue) -> None:
+    assert fox.submit(["true"]).cancel().state == "cancelled"
+    _, err = shell.fox("sweep", "--after", "1", "--group", "a", *GRID, *TRAIN)
+    assert "group a can never run, all its jobs are cancelled (dependency_failed): " in err
+
+
+# Options in a script
+
+
+def test_options_in_a_script_count_for_every_run(shell: Shell, fox: Client) -> None:
+    path = shell.directory / "train.sh"
+    path.write_text("#!/bin/sh\n#FOX --gpu-memory 8G -p high --param bs=32,64\n#fox --hold\n")
+    _, err = shell.fox("sweep", "-p", "low", "--group", "a", "--param", "lr=1,2", "train.sh", "{lr}", "{bs}")
+    assert "train.sh line 3 is not read" in err
+    jobs = fox.jobs(group="a")
+    assert {job.command[:2] for job in jobs} == {("/bin/sh", "./train.sh")}
+    assert {job.command[2:] for job in jobs} == {("1", "32"), ("1", "64"), ("2", "32"), ("2", "64")}
+    assert {(job.priority, job.gpu_memory_mib, job.state) for job in jobs} == {(2, 8192, "pending")}
+    path.write_text("#!/bin/sh\n#FOX -t soon\n")
+    assert "train.sh line 2: time 'soon'" in shell.fox("sweep", "--param", "a=1", "train.sh", "{a}", code=2)[1]
 
 
 # Limits of the group
@@ -272,6 +294,15 @@ def test_a_sweep_in_python(fox: Client, queue: Queue) -> None:
         ({"argv": ["{n}"], "params": {"n": [1]}, "gpus": 7}, "^gpus 7 is not possible"),
         ({"argv": ["{n}"], "params": {"n": [1]}, "name_template": 3}, "name_template"),
         ({"argv": ["{n}"], "params": {"n": [1]}, "max_runs": "many"}, "max_runs"),
+        ({"argv": None, "params": {"n": [1]}}, "must be a list of text"),
+        ({"argv": [], "params": {"n": [1]}}, "foxqueue sweep --param"),
+        ({"argv": ["{n}", 3], "params": {"n": [1]}}, "must be a list of text"),
+        ({"argv": ["{n}"], "params": {"n": [1]}, "progress": 3}, "progress 3 cannot be called"),
+        ({"argv": ["{n}"], "params": {"n": [1, 1]}}, "given twice"),
+        ({"argv": ["{n}"], "params": {"n": [1]}, "name": "x-{n}"}, "name_template="),
+        ({"argv": ["{n}"], "params": {"n": [1]}, "tags": [("a", "b")]}, "tags must map"),
+        ({"argv": ["{n}"], "params": 3}, "params must map"),
+        ({"argv": ["{n}"], "params": {"n": [1]}, "rows": 3}, "rows must be a list"),
     ],
 )
 def test_bad_input_in_python_enqueues_nothing(fox: Client, queue: Queue, given: dict[str, Any], text: str) -> None:

@@ -233,6 +233,7 @@ def test_a_group_of_that_name_is_left_alone(fox: Client, shell: Shell) -> None:
     fox.sweep(**echo(3), group="a")
     _, err = shell.fox("sweep", "--group", "a", *GRID, *TRAIN, code=1)
     assert "there is a group 'a': give the sweep another name" in err
+    assert "foxqueue: the sweep was not submitted\n" in err and "nothing of" not in err
     assert fox.inspector.group("a").total == 3
 
 
@@ -247,3 +248,4 @@ def test_a_queue_that_gets_full_takes_none_of_it(fox: Client, shell: Shell, queu
     _, err = shell.fox("sweep", "--group", "b", "--each-line", "/etc/services", "--", "echo", "{line}", code=75)
     assert err.splitlines()[-2].startswith("foxqueue: nothing of b is in the queue")
     assert err.splitlines()[-1].startswith("foxqueue: the queue is full")
+    assert "needs room for all: try later, or give fewer values" in err and "--block" not in err

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from foxqueue.capture import capture, current_umask, explicit, is_secret, locale_is_pythons
+from foxqueue.capture import capture, check_env, current_umask, explicit, is_secret, locale_is_pythons
 from foxqueue.errors import InvalidInput
 
 SECRETS = (
@@ -179,3 +179,18 @@ def test_a_locale_that_python_set_does_not_go_along(given: dict[str, str], goes_
     environ = {"PATH": os.environ["PATH"], **given}
     done = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True, timeout=30)
     assert done.stdout == f"{goes_along}\n"
+
+
+@pytest.mark.parametrize(("text", "fits"), [("x" * 131_069, True), ("x" * 131_070, False), ("ü" * 65_535, False)])
+def test_a_variable_that_no_program_can_be_started_with_is_refused(text: str, fits: bool) -> None:
+    if fits:
+        assert capture({"A": text}).env == {"A": text}
+        check_env({"A": text})
+        return
+    for refused in (lambda: capture({"A": text}), lambda: check_env({"A": text})):
+        with pytest.raises(InvalidInput, match=r"variable 'A' has 131,07[0-9] bytes, and Linux starts no program"):
+            refused()
+
+
+def test_bytes_that_are_no_text_count_once() -> None:
+    check_env({"A": "\udcff" * 131_069})

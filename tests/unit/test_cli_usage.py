@@ -26,6 +26,15 @@ def _no_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None
         yield
 
 
+@pytest.mark.parametrize("command", ["submit", "sweep", "ls", "pause"])
+def test_a_command_is_explained_by_h(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([command, "-h"]) == 0
+    first = capsys.readouterr().out
+    assert main([command, "--help"]) == 0
+    assert first == capsys.readouterr().out
+    assert first.startswith("Usage:")
+
+
 @pytest.mark.parametrize(
     ("words", "text"),
     [
@@ -92,6 +101,19 @@ def _no_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None
         (["--url", "redis://:pw/x@h/0", "ls"], "%2F"),
         (["ls", "--namespace", "a b"], "namespace"),
         (["nonsense"], "No such command"),
+        (["submit", "-n", "a", "--name", "b", "--", "true"], "--name is given twice, and takes one value"),
+        (["submit", "--notify", "a", "--notify", "b", "--", "true"], "--notify is given twice"),
+        (["submit", "--expires", "1h", "--expires", "1h", "--", "true"], "--expires is given twice"),
+        (["sweep", "--each-line", "a", "--each-line", "b", "--", "x"], "--each-line is given twice"),
+        (["sweep", "--group", "a", "--group", "b", "--param", "x=1", "--", "{x}"], "--group is given twice"),
+        (["pause", "--group", "a", "--group", "b"], "--group is given twice"),
+        (["resume", "--device", "a", "--device", "b"], "--device is given twice"),
+        (["drain", "--timeout", "1s", "--timeout", "2s"], "--timeout is given twice"),
+        (["sweep", "--param", "lr=1", "-n", "x-{lr}", "--", "{lr}"], "--name-template"),
+        (["sweep", "--param", "lr=1", "--param", "x=1"], "foxqueue sweep --param lr=1e-3,1e-4 -- python"),
+        (["submit", "--retries", "1", "--retry-on", "75", "--", "true"], "always runs again later"),
+        (["submit", "--", "echo", "x" * 131_072], "word 2 of the command ('xxxxxxxxxxxxxxxxxxxx'…) has 131,072 bytes"),
+        (["submit", "-e", "A=" + "x" * 131_070, "--", "true"], "variable 'A' has 131,072 bytes"),
     ],
 )
 def test_usage_errors_exit_with_2_and_name_the_cure(

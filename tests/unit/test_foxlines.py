@@ -22,6 +22,12 @@ def write(content: str | bytes, mode: int = 0o755, name: str = "train.sh") -> st
     return name
 
 
+def notes(content: str) -> list[str]:
+    """The lines that look as if they counted."""
+    found = script(write(content))
+    return [place.rpartition(" ")[2] for place in found.unread] if found else []
+
+
 def lines(content: str | bytes) -> list[tuple[int, list[str]]]:
     """The numbers and words of the lines that count."""
     found = script(write(content))
@@ -77,6 +83,34 @@ def test_a_script_is_run_as_it_can_be() -> None:
     found = script(path)
     assert found is not None
     assert found.command([]) == [path]
+
+
+def test_lines_that_look_like_options_and_are_none_are_told() -> None:
+    text = HEAD + "#fox --hold\n# FOX -n x\n #FOX --hold\n#FOX: --hold\n# a fox\n# fox - red\n#FOX --hold\necho\n"
+    assert notes(text) == ["2", "3", "4", "5"]
+    assert notes(HEAD + "#FOX --hold\n") == []
+
+
+def test_a_file_of_here_that_the_word_alone_does_not_start_is_helped(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = script(write(HEAD, 0o644))
+    assert found is not None
+    assert found.command(["a"]) == ["/bin/sh", "./train.sh", "a"]
+    assert found.command([], elsewhere=True) == ["/bin/sh", str(Path.cwd() / "train.sh")]
+    found = script(write(HEAD))  # not on PATH, where the word would be looked for
+    assert found is not None
+    assert found.command([]) == ["./train.sh"]
+    assert script("./train.sh") is None
+    found = script("./" + write(HEAD, 0o644))
+    assert found is not None
+    assert found.command([]) == ["/bin/sh", "./train.sh"]
+    assert found.command([], elsewhere=True) == ["./train.sh"]  # which may be another one there
+    found = script(write("echo\n", 0o644))
+    assert found is not None
+    with pytest.raises(InvalidInput, match=r"foxqueue submit -- sh train\.sh"):
+        found.command([])
+    write(HEAD)
+    monkeypatch.setenv("PATH", str(Path.cwd()))
+    assert script("train.sh") is None  # the word starts it
 
 
 @pytest.mark.parametrize("content", ["#FOX --hold\n", "# x\n#!/bin/sh\n#FOX --hold\n", "#!\n#FOX --hold\n"])

@@ -148,14 +148,13 @@ def test_a_name_template_names_a_parameter_too() -> None:
     ("text", "values"),
     [
         ("x=1", ["1"]),
-        ("x=1e-3,1E-4, 5", ["1e-3", "1E-4", " 5"]),
+        ("x=1e-3,1E-4,a b", ["1e-3", "1E-4", "a b"]),
         ("x=a=b,c", ["a=b", "c"]),
         ('x="a,b",c', ["a,b", "c"]),
         ('x="say ""hi"""', ['say "hi"']),
         ('x="one\ntwo",3', ["one\ntwo", "3"]),
         ('x=a"b,c', ['a"b', "c"]),
         ('x=""', [""]),
-        ("x=,", ["", ""]),
         ("x=", []),
         ("x={lr}", ["{lr}"]),
         ("x=\udcff", ["\udcff"]),
@@ -163,6 +162,28 @@ def test_a_name_template_names_a_parameter_too() -> None:
 )
 def test_values_are_one_line_of_csv_and_stay_as_written(text: str, values: list[str]) -> None:
     assert of_option(text) == (("x",), [(value,) for value in values], "--param x")
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("x=,", "the value '' is empty: .* quote"),
+        ("x=1,", "is empty"),
+        ("x=a,,b", "is empty"),
+        ("x=1, 5", "the value ' 5' begins or ends with a blank: .* like x='1,\" 5\"'"),
+        ("x=1 ,5", "begins or ends with a blank"),
+        ("x=\t1", "begins or ends with a blank"),
+        ("x=1,2,1", "--param x: the value '1' is given twice"),
+        ('x="",""', "the value '' is given twice"),
+    ],
+)
+def test_values_that_are_hardly_meant_are_refused(text: str, fault: str) -> None:
+    with pytest.raises(InvalidInput, match=fault):
+        of_option(text)
+
+
+def test_what_is_quoted_is_meant() -> None:
+    assert of_option('x=""," a","b, ","""c"" "').rows == [("",), (" a",), ("b, ",), ('"c" ',)]
 
 
 @pytest.mark.parametrize("text", ["", "lr", "=1", "=", "1,2"])
@@ -318,6 +339,7 @@ def test_rows_of_python_may_come_one_by_one() -> None:
 @pytest.mark.parametrize(
     ("read", "given", "text"),
     [
+        (of_params, {"lr": [0.1, "0.1"]}, "params: lr: the value '0.1' is given twice"),
         (of_params, [1], "params must map names to lists"),
         (of_params, {"lr": "0.1,0.2"}, "lr must be a list of values"),
         (of_params, {"lr": 0.1}, "lr must be a list of values"),

@@ -5,9 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from foxqueue.broker import Broker, Reply
 from foxqueue.errors import ServerUnavailable
 from foxqueue.scripts import Call
+from workers import logtail
 from workers.logtail import PIECE_BYTES, TAIL_BYTES, LogTail
 
 
@@ -17,13 +20,14 @@ class Sent(Broker):
     def __init__(self) -> None:
         self.pieces: list[tuple[int, int, bytes]] = []
         self.away = False
+        self.fault: dict[str, bool] = {}  # what is said of it
 
     def log_call(self, number: int, fence: str, offset: int, keep_from: int, data: bytes) -> Any:
         return (offset, keep_from, data)
 
     def send(self, *calls: Call) -> list[Reply]:
         if self.away:
-            raise ServerUnavailable("away")
+            raise ServerUnavailable("away", **self.fault)
         self.pieces += calls  # type: ignore[arg-type]
         return []
 
@@ -63,6 +67,28 @@ def test_redis_away_loses_nothing(tmp_path: Path) -> None:
     sent.away = False
     assert tail.pump()
     assert sent.pieces == [(0, 0, b"one")]
+
+
+def test_a_full_server_holds_up_the_end_for_a_time_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Given refusals, then the end of the run may be told after a while, and the output still goes when it can."""
+    file, sent = tmp_path / "output.log", Sent()
+    tail = LogTail(sent, 1, "5", file)
+    file.write_bytes(b"one")
+    sent.away, sent.fault = True, {"definite": True}
+    assert not tail.pump()
+    monkeypatch.setattr(logtail, "REFUSED_S", 0.0)
+    assert tail.pump()
+    sent.fault = {}
+    assert not tail.pump(), "who does not answer takes no end either"
+    sent.fault = {"definite": True, "passing": True}
+    assert not tail.pump(), "it will answer soon"
+    sent.away = False
+    assert tail.pump()
+    assert sent.pieces == [(0, 0, b"one")]
+    monkeypatch.setattr(logtail, "REFUSED_S", 5.0)
+    file.write_bytes(b"one two")
+    sent.away, sent.fault = True, {"definite": True}
+    assert not tail.pump(), "that time is over"
 
 
 def test_a_job_that_truncates_its_own_output_is_still_followed(tmp_path: Path) -> None:

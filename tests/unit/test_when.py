@@ -33,6 +33,7 @@ EIGHT = 1_796_108_400_000  # 2026-12-01T08:00:00+01:00
     ("given", "expected"),
     [
         ("2026-12-01T08:00:00+01:00", Moment(EIGHT, "2026-12-01T08:00:00+01:00")),
+        ("2026-12-01T08:00:00.123456789+01:00", Moment(EIGHT + 123, "2026-12-01T08:00:00+01:00")),
         ("2026-12-01t07:00:00z", Moment(EIGHT, "2026-12-01T07:00:00+00:00")),
         (" 2026-12-01 08:00:00.250+01:00 ", Moment(EIGHT + 250, "2026-12-01T08:00:00+01:00")),
         ("2026-12-01 08:00", Moment(EIGHT, "2026-12-01T08:00:00+01:00 (CET)")),
@@ -70,14 +71,15 @@ def test_beside_a_change_of_clocks_all_is_plain(zone: pytest.MonkeyPatch, given:
 @pytest.mark.parametrize(
     ("given", "text"),
     [
-        ("tomorrow", "another spelling"),
-        ("08:00", "another spelling"),
-        ("2026-12-01", "another spelling"),
-        ("2026-12-01 8:00", "another spelling"),
-        ("2026-12-01 08:00 CET", "another spelling"),
-        ("2026-12-01T08:00+0100", "another spelling"),
-        ("٢٠٢٦-12-01 08:00", "another spelling"),
-        ("2026-13-01 08:00", "month must be"),
+        ("tomorrow", "it is not written as YYYY-MM-DD HH:MM"),
+        ("08:00", "it names no day"),
+        ("2026-12-01", "it names no time of day"),
+        ("2026-12-01 8:00", "it is not written as"),
+        ("2026-12-01 08:00 CET", "it is not written as"),
+        ("2026-12-01T08:00+0100", r"its offset \+0100 is none, they go from -23:59 to \+23:59, like"),
+        ("2026-12-01T08:00:00+01:60", r"its offset \+01:60 is none"),
+        ("٢٠٢٦-12-01 08:00", "it is not written as"),
+        ("2026-13-01 08:00", "is no moment .month must be in 1 to 12"),
         ("2026-02-29 08:00", "day"),
         ("2026-12-01 24:01", "hour"),
         ("2026-12-01T08:00:00+25:00", "offset"),
@@ -115,6 +117,23 @@ def test_the_zone_has_its_name_where_the_machine_knows_it(zone: pytest.MonkeyPat
     }
 
 
+@pytest.mark.parametrize("name", ["Berlin", ":Europe/Nowhere", "../../etc/passwd", "no\tzone"])
+def test_a_zone_that_nobody_knows_makes_no_local_time(zone: pytest.MonkeyPatch, name: str) -> None:
+    zone.setenv("TZ", name)
+    with pytest.raises(InvalidInput, match=r"TZ is .* no zone of that name.* write the offset"):
+        moment("2026-12-01 08:00")
+    assert moment("2026-12-01T08:00:00+01:00").ms == EIGHT
+
+
+@pytest.mark.parametrize("name", ["", "UTC", "CET-1", "<+01>-1", BERLIN, ":Europe/Berlin"])
+def test_a_zone_by_name_or_rules_is_one(zone: pytest.MonkeyPatch, tmp_path: Path, name: str) -> None:
+    (tmp_path / "Europe").mkdir()
+    (tmp_path / "Europe/Berlin").touch()
+    zone.setattr(when, "ZONEINFO", tmp_path)
+    zone.setenv("TZ", name)
+    assert moment("2026-12-01 08:00").shown.startswith("2026-12-01T08:00:00")
+
+
 def test_a_note_says_when_it_starts_or_that_this_is_past() -> None:
     eight = moment("2026-12-01T08:00:00+01:00")
     assert eight.note(EIGHT - 1) == "starts at 2026-12-01T08:00:00+01:00"
@@ -133,6 +152,8 @@ def test_times_are_told_to_the_queue_in_ms() -> None:
     found = times(None, soon(3600), "2h")
     assert found.start is not None
     assert found.more == f"at_ms={found.start.ms}\nexpires_ms=7200000\n"
+    assert times("1h", None, "off").more == "delay_ms=3600000\nexpires_ms=off\n"
+    assert times(None, None, " OFF ").more == "expires_ms=off\n"
     past = times(None, "2020-01-01T00:00:00Z", "1s")  # due at once, and worth a second
     assert past.more == "at_ms=1577836800000\nexpires_ms=1000\n"
 

@@ -56,6 +56,7 @@ def test_all_that_a_job_can_ask_for_reaches_the_queue() -> None:
         hold=True,
         notify="mail -s done ann",
     )
+    assert submitted(after="41,43-45").more == submitted(after=[41, 43, 44, 45]).more
     job = found.job(5)
     assert job.shape == "g1.m8192@sweep-lr"
     assert sorted(job.more.splitlines()) == sorted(
@@ -118,7 +119,12 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"after": [handle(7, "1"), handle(7, "2")]}, "two jobs with the number 7"),
     ({"after": range(1, MAX_PARENTS + 2)}, "more than 1,000 jobs"),
     ({"after": range(1, MAX_PARENTS + 1), "after_any": [MAX_PARENTS + 1]}, "more than 1,000 jobs"),
-    ({"after": "41"}, r"after '41' names no jobs: .* after=\[41, 42\]"),
+    ({"after": "last"}, "after 'last' names no jobs: .* after='41,43-45'"),
+    ({"after": ""}, "after '' names no jobs"),
+    ({"after": "5-3"}, "after '5-3' names no jobs"),
+    ({"after": "1,٣"}, "names no jobs"),
+    ({"after": "1-100000"}, "more than 1,000 jobs"),
+    ({"after": b"41"}, r"names no jobs: .* after=\[41, 42\]"),
     ({"after": ["41"]}, "after '41' is no job"),
     ({"after": 0}, "after 0 is no job"),
     ({"after": True}, "after True is no job"),
@@ -162,6 +168,8 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"retries": 1, "retry_on": ["٣"]}, "give exit codes"),
     ({"retries": 1, "retry_on": ",3"}, "give exit codes"),
     ({"retries": 1, "retry_on": 3}, "give a list"),
+    ({"retries": 1, "retry_on": ["75"]}, "retry_on 75 is not possible: .* always runs again later"),
+    ({"retries": 1, "retry_on": "signal,75"}, "retry_on 75 is not possible"),
     ({"retry_cap": "5s"}, "cap of 5 s is below the retry delay of 10 s"),
     ({"retry_cap": "x"}, "30m or 1h30m"),
     ({"retry_cap": -1}, "retry cap -1"),
@@ -173,7 +181,15 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"notify": "ftp://host/x"}, "http://"),
     ({"notify": "file:///etc/passwd"}, "http://"),
     ({"notify": "http://"}, "http://"),
-    ({"notify": "https://a b"}, "http://"),
+    ({"notify": "https://a b"}, "blank"),
+    ({"notify": "https://ann:sesame@host/x"}, "^(?!.*sesame).*holds a user or a password"),
+    ({"notify": "http://ann@host/x"}, "holds a user"),
+    ({"notify": "http:///x"}, "names no host"),
+    ({"notify": "http://:80/x"}, "names no host"),
+    ({"notify": "http://host:0/x"}, "no port 0"),
+    ({"notify": "http://host:65536/x"}, r"1 to 65535"),
+    ({"notify": "http://host:x/x"}, r"1 to 65535"),
+    ({"notify": "http://[::1/x"}, "cannot be read"),
     ({"config": [1]}, "must map names to values"),
     ({"config": {1: 2}}, "config: the name 1 is not text"),
     ({"config": {"a": [{"b": math.nan}]}}, r"config\['a'\]\[0\]\['b'\] is nan"),
@@ -195,7 +211,7 @@ def test_a_command_may_speak_of_urls_and_a_url_is_known_by_its_beginning() -> No
     commands = ("curl -d @- https://example.org", "echo a://b", "/bin/x", "://x", "my_tool://x")
     assert not any(map(is_url, commands))
     assert all(spec_of(notify=command)["notify"] == command for command in commands)
-    assert spec_of(notify="HTTPS://ann:pw@example.org:8443/hook?a=b")["notify"].endswith("a=b")
+    assert spec_of(notify="HTTPS://example.org:8443/hook?a=b")["notify"].endswith("a=b")
     assert is_url("http://x")
     assert is_url("ftp://x")
 
@@ -247,6 +263,13 @@ def test_a_file_that_holds_no_configuration_is_refused(
         (tmp_path / name).write_bytes(content)
     with pytest.raises(InvalidInput, match=text):
         read(str(tmp_path / name))
+
+
+@pytest.mark.parametrize("text", ['{"a": 1, "a": 1}', '{"b": [{"a": 1, "a": 2}]}'])
+def test_a_name_that_stands_twice_in_a_file_is_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "c.json").write_text(text)
+    with pytest.raises(InvalidInput, match="the name 'a' stands twice in one object"):
+        read(str(tmp_path / "c.json"))
 
 
 def test_what_a_file_says_beyond_json_is_refused_with_its_place(tmp_path: Path) -> None:
