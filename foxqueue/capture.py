@@ -32,6 +32,8 @@ _OF_THE_SHELL = frozenset({"_", "OLDPWD", "PWD", "SHLVL"})
 # What Python sets LC_CTYPE to.
 _COERCED = frozenset({"C.UTF-8", "C.utf8", "UTF-8"})
 
+MAX_STRING = 131_071  # bytes of one argument or variable that Linux takes (MAX_ARG_STRLEN), the closing NUL left out
+
 _SET_BY_WORKER = frozenset({"CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"})
 
 _last_umask: list[int] = []
@@ -74,6 +76,7 @@ def capture(environ: Mapping[str, str]) -> Captured:
         if name.startswith("CUDA_") or is_secret(name):
             left_out.append(name)
         else:
+            check_length(value, f"environment variable {name!r:.60}", len(name) + 1)
             env[name] = value
     return Captured(env, tuple(sorted(left_out)))
 
@@ -133,6 +136,7 @@ def check_env(env: Mapping[str, str]) -> None:
             raise InvalidInput(f"environment variable {name!r}: name and value must be text, not {value!r}")
         if not name or "=" in name or "\0" in name or "\0" in value:
             raise InvalidInput(f"environment variable {name!r} is malformed: write NAME=VALUE or NAME")
+        check_length(value, f"environment variable {name!r:.60}", len(name) + 1)
         if name in _SET_BY_WORKER:
             raise InvalidInput(
                 f"{name} cannot be passed on: the worker sets it to the device the job was given; "
@@ -140,6 +144,24 @@ def check_env(env: Mapping[str, str]) -> None:
             )
         if name.startswith("FOXQUEUE_"):
             raise InvalidInput(f"{name} cannot be passed on: FOXQUEUE_ names are the worker's; choose another name")
+
+
+def check_length(text: str, what: str, more: int = 0) -> None:
+    """Raise InvalidInput when Linux would start no program with this argument or variable.
+
+    Args:
+        text: it.
+        what: it is, for the message.
+        more: characters besides it, the name of a variable.
+    """
+    if len(text) + more <= MAX_STRING // 4:  # four bytes a character at most
+        return
+    size = len(text.encode("utf-8", "replace")) + more  # one that stands for a byte of no text becomes one byte
+    if size > MAX_STRING:
+        raise InvalidInput(
+            f"{what} has {size:,} bytes, and Linux starts no program with one of more than {MAX_STRING:,}: "
+            "write it to a file and give its path"
+        )
 
 
 def current_umask() -> int:

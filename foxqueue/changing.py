@@ -120,7 +120,7 @@ REQUEUE = Change(
         "unreadable": "cannot be read",
         "full": "found the queue full",
         "exists": "have a unique key that another job has now",
-        "never": "wait for what can never be met (requeue that with --cascade)",
+        "never": "wait for what can never be met (requeue one alone to see what to do)",
         **_GONE,
     },
 )
@@ -149,13 +149,16 @@ def reprioritizing(priority: int | None, front: bool = False) -> Change:
 def queue_full(outcome: Outcome, user: str | None) -> QueueFull:
     """The error of the word ``full`` about a job of that user."""
     which, limit, current = outcome.rest
-    return QueueFull(whole(limit), whole(current), (user or "somebody") if which == b"user" else None)
+    whose = (user or "somebody") if which == b"user" else None
+    return QueueFull(whole(limit), whole(current), whose, "try again later")
 
 
 def _why(change: Change, job: JobView, outcome: Outcome) -> str:
     if change.error is NotRequeued:
         said = text(outcome.rest[0]) if outcome.rest else ""
-        cure = "submit it again" if said.endswith(" is gone") else "requeue that one with --cascade"
+        cure = "requeue that one with --cascade"
+        if said.endswith((" is gone", " succeeded")):
+            cure = "it can never run again as it is, submit it anew"
         return {
             "gone": "its environment is no longer kept: submit it again",
             "unreadable": "its record in Redis cannot be read: submit it again",
@@ -175,7 +178,7 @@ def change_one(broker: Broker, change: Change, number: int, born: str, by: str) 
 
 
 def change_many(broker: Broker, change: Change, jobs: Iterable[tuple[int, str]], by: str) -> Iterator[Outcome]:
-    """Change jobs in this order, a hundred a round trip.
+    """Change jobs in this order, at most a hundred a round trip.
 
     Args:
         broker: of the namespace.

@@ -23,8 +23,8 @@ from foxqueue.retry import Retries
 from foxqueue.rundirs import files_dir, make_run_dir, mark_of, put_config
 from foxqueue.states import RUNNING
 from foxqueue.telling import Output, raised
+from foxqueue.when import seconds
 
-LATER_S: Final = 365 * 86400.0
 UNHEARD: Final = "unheard"  # the lease was not renewed for so long that the job may be another's
 # Why a custom worker may say that a job failed. The other reasons are the queue's own.
 MAY_FAIL: Final = (
@@ -269,23 +269,22 @@ class ClaimedRun:
         self._check_open()
         self._end(Verdict("fail", reason, str(detail), exit_code))
 
-    def release(self, detail: str = "", delay: float | None = None) -> None:
+    def release(self, detail: str = "", delay: float | str | None = None) -> None:
         """Give the job back: it keeps its place, and the attempt is not counted.
 
         Args:
             detail: why, for people.
-            delay: seconds before it may start again, None for at once.
+            delay: seconds, or text like ``30m``, before it may start again; None for at once.
 
         Raises:
             InvalidInput: no such delay, or the run has ended before.
             LeaseLost, ServerRefused: as of :meth:`complete`.
         """
-        if delay is not None and (isinstance(delay, bool) or not 0 <= delay <= LATER_S):
-            raise InvalidInput(f"a delay of {delay!r:.60} is not possible: give seconds, up to a year")
+        delay_s = None if delay is None else seconds(delay, "delay")
         self._check_open()
         reason = "later" if delay is not None else "paused" if self._release_requested else "shutdown"
-        text = detail or self._release_requested or "given back by its worker"
-        self._end(Verdict("release", reason, text, delay_s=delay))
+        text = str(detail or "") or self._release_requested or "given back by its worker"
+        self._end(Verdict("release", reason, text, delay_s=delay_s))
 
     def close(self, error: BaseException | None) -> None:
         """The block that claimed it is left.

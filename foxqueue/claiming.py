@@ -17,6 +17,7 @@ from foxqueue.errors import InvalidInput
 from foxqueue.gpu import Device, discover, find
 from foxqueue.places import home_id
 from foxqueue.serving import Serving
+from foxqueue.when import seconds
 
 TURN_S = 3600.0  # that is waited for a thread at a time: a lock takes no endless time-out
 
@@ -37,7 +38,12 @@ class Claims:
         self._pid = os.getpid()
 
     def claim(
-        self, device: str | int | Device, *, simulate: str | None = None, cpu: int = 0, timeout: float | None = None
+        self,
+        device: str | int | Device,
+        *,
+        simulate: str | None = None,
+        cpu: int = 0,
+        timeout: float | str | None = None,
     ) -> Claim:
         """A claim, to be entered by ``with``; see :class:`Claim`.
 
@@ -45,17 +51,14 @@ class Claims:
             device: ``gpu:0``, ``sim:0``, ``cpu:0``, an index, a UUID, or a device itself.
             simulate: simulated GPUs in place of real ones, like ``1x24G``.
             cpu: how many CPU slots this machine has.
-            timeout: seconds to wait for a job, None for as long as it takes.
+            timeout: seconds, or text like ``30m``, to wait for a job; None for as long as it takes.
 
         Raises:
             InvalidInput: one of them is malformed.
             NoDevice: there is no such device.
         """
-        if timeout is not None and (isinstance(timeout, bool) or not isinstance(timeout, int | float)):
-            raise InvalidInput(f"timeout {timeout!r:.60} is not possible: give seconds, or None to wait for ever")
-        if timeout is not None and not 0 <= timeout < math.inf:
-            raise InvalidInput(f"timeout {timeout:g} is not possible: give seconds, or None to wait for ever")
-        return Claim(self._serving(self._device(device, simulate, cpu)), timeout)
+        patience = None if timeout is None else seconds(timeout, "timeout")
+        return Claim(self._serving(self._device(device, simulate, cpu)), patience)
 
     def _device(self, device: str | int | Device, simulate: str | None, cpu: int) -> Device:
         if isinstance(device, Device):

@@ -54,7 +54,7 @@ class Client:
 
     Attributes:
         config: what it works with.
-        warnings: what the last submission had to say, sentences for people.
+        warnings: what the last submission, or requeue with its cascade, had to say, sentences for people.
     """
 
     def __init__(
@@ -213,7 +213,12 @@ class Client:
         )
 
     def claim(
-        self, device: str | int | Device, *, simulate: str | None = None, cpu: int = 0, timeout: float | None = None
+        self,
+        device: str | int | Device,
+        *,
+        simulate: str | None = None,
+        cpu: int = 0,
+        timeout: float | str | None = None,
     ) -> Claim:
         """A job for a device, in this process: ``with fox.claim("gpu:0", timeout=60) as run:``.
 
@@ -221,7 +226,8 @@ class Client:
             device: ``gpu:0``, ``sim:0``, ``cpu:0``, an index, a UUID, or a device itself.
             simulate: simulated GPUs in place of real ones, like ``1x24G``.
             cpu: how many CPU slots this machine has.
-            timeout: seconds to wait for a job, None for as long as it takes; when they are over, ``run`` is None.
+            timeout: seconds, or text like ``30m``, to wait for a job, None for as long as it takes; when they are
+                over, ``run`` is None.
 
         Raises:
             InvalidInput: one of them is malformed.
@@ -250,7 +256,7 @@ class Client:
             False when it was paused with these words before.
 
         Raises:
-            InvalidInput: both a group and a device are given, or the reason is no line.
+            InvalidInput: both a group and a device are given, one is no text, or the reason is no line.
             GroupNotFound, NoDevice: there is none.
         """
         from foxqueue.pausing import pause, scope_of
@@ -294,9 +300,11 @@ class Client:
 
     def listing(self, selection: Selection | None = None, limit: int = 50) -> Listing:
         """As :meth:`jobs`, of a selection by filters, with how many there are in all."""
-        from foxqueue.selection import select
+        from foxqueue.selection import Selection, select
 
-        selection = selection or select()
+        selection = select() if selection is None else selection
+        if not isinstance(selection, Selection):
+            raise InvalidInput(f"{selection!r:.60} is no selection: give what foxqueue.selection.select returns")
         if isinstance(limit, bool) or not isinstance(limit, int) or limit < 1:
             raise InvalidInput(f"limit {limit!r} is not possible: give a whole number above 0")
         return self.inspector.jobs(selection.states, selection.match(), limit, group=selection.group)
@@ -321,10 +329,14 @@ class Client:
             limit: how many at most.
             tags: only those that have all of these, None for any value.
             group: only those of this group.
+
+        Raises:
+            InvalidInput: one of them is malformed.
+            GroupNotFound: there is no such group.
         """
         from foxqueue.selection import select
 
-        states = [state] if isinstance(state, str) else list(state or ())
+        states = () if state is None else state
         selection = select(states=states, name=name, tags=tags, group=group, user=user() if mine else None)
         return [Job(self, view) for view in self.listing(selection, limit).jobs]
 
@@ -341,16 +353,20 @@ class Client:
         return self.inspector.stats()
 
     def wait(
-        self, jobs: Sequence[Job], timeout: float | None = None, on_end: Callable[[Job], None] | None = None
+        self,
+        jobs: Job | Iterable[Job],
+        timeout: float | str | None = None,
+        on_end: Callable[[Job], None] | None = None,
     ) -> None:
         """Wait until all these jobs have ended.
 
         Args:
-            jobs: which; they are refreshed as they end.
-            timeout: seconds, None for as long as it takes.
+            jobs: one or several; they are refreshed as they end.
+            timeout: seconds, or text like ``30m``; None for as long as it takes.
             on_end: called with each job when it is found ended.
 
         Raises:
+            InvalidInput: one is no job, or no such time.
             WaitTimeout: the time is over.
             JobNotFound, JobGone: the server lost one.
         """

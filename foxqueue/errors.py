@@ -133,17 +133,23 @@ class QueueFull(FoxqueueError):
         limit: how many may wait or run.
         current: how many do.
         whose: the user whose limit it is, None for that of the namespace.
+        what: the text without what to do.
     """
 
     exit_code = 75
 
-    def __init__(self, limit: int, current: int, whose: str | None = None) -> None:
+    def __init__(
+        self,
+        limit: int,
+        current: int,
+        whose: str | None = None,
+        cure: str = "try later, or wait for room with submit --block (block=True)",
+    ) -> None:
         which = "max_unfinished" if whose is None else "max_unfinished_user"
         of = "in the queue" if whose is None else f"of {whose}"
-        super().__init__(
-            f"the queue is full: {current:,} unfinished jobs {of}, at most {limit:,} ({which}): try later, "
-            "or wait for room with submit --block"
-        )
+        count = f"{current:,} unfinished jobs {of}, at most {limit:,}"
+        super().__init__(f"the queue is full: {count} ({which}): {cure}")
+        self.what = f"the queue is full ({count}: {which})"
         self.limit = limit
         self.current = current
         self.whose = whose
@@ -193,8 +199,9 @@ class Retry(FoxqueueError):
     __foxqueue__ = "retry"  # how a worker of any version knows it
 
     def __init__(self, delay: float | None = None, message: str = "") -> None:
-        if delay is not None and (isinstance(delay, bool) or not 0 <= delay <= 365 * 86400):
-            raise InvalidInput(f"a delay of {delay!r} is not possible: give seconds, up to a year")
+        number = isinstance(delay, int | float) and not isinstance(delay, bool)
+        if delay is not None and not (number and 0 <= delay <= 365 * 86400):
+            raise InvalidInput(f"a delay of {delay!r:.60} is not possible: give a number of seconds, up to a year")
         super().__init__(message or ("to be tried again" + ("" if delay is None else f" in {delay:g} s")))
         self.delay = delay
 

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from foxqueue.broker import Broker
-from foxqueue.errors import QueueFull, ServerError, ServerRefused, ServerUnavailable, WaitTimeout
+from foxqueue.errors import InvalidInput, QueueFull, ServerError, ServerRefused, ServerUnavailable, WaitTimeout
 from foxqueue.handle import Job, same_job
 from foxqueue.inspector import BLOCK_S, Inspector
 from foxqueue.replies import Piece
+from foxqueue.when import seconds
 
 _log = logging.getLogger("foxqueue.client")
 _SAY_AGAIN_S = 30.0  # how often a waiting client repeats that the server is away
@@ -46,11 +47,13 @@ class Following:
                 _log.warning("%s", error)
             self._warned = True
 
-    def wait(self, jobs: Sequence[Job], timeout: float | None, on_end: Callable[[Job], None] | None) -> None:
+    def wait(
+        self, jobs: Job | Iterable[Job], timeout: float | str | None, on_end: Callable[[Job], None] | None
+    ) -> None:
         """Wait until all these jobs have ended; see :meth:`foxqueue.client.Client.wait`."""
-        deadline = None if timeout is None else time.monotonic() + timeout
+        deadline = deadline_of(timeout)
         waiting: dict[int, list[Job]] = {}  # one may be given twice
-        for job in jobs:
+        for job in _handles(jobs):
             waiting.setdefault(job.number, []).append(job)
         event = self.patiently(self._inspector.last_event, deadline)
         doubtful, all_read = [*waiting], time.monotonic()
@@ -105,7 +108,7 @@ class Following:
                 return put()
             except QueueFull as error:
                 if not said:
-                    _log.warning("%s; waiting for room", error)
+                    _log.info("%s: waiting for room", error.what)
                 said = True
             self.patiently(self.look, None)
             event = self._end_after(event)
@@ -154,6 +157,34 @@ class Following:
         """Read jobs again in one go, without the reasons they wait."""
         for job, view in zip(jobs, self._inspector.views([job.number for job in jobs]), strict=True):
             job.view = same_job(view, job.number, job.born)
+
+
+def deadline_of(timeout: float | str | None) -> float | None:
+    """When a time is over, of the monotonic clock; None for never.
+
+    Args:
+        timeout: seconds from now, or text like ``30m``; less than none, which a caller may have left, is none.
+
+    Raises:
+        InvalidInput: it is neither.
+    """
+    if timeout is None:
+        return None
+    over = isinstance(timeout, int | float) and timeout < 0
+    return time.monotonic() + (0.0 if over else seconds(timeout, "timeout"))
+
+
+def _handles(given: Any) -> list[Job]:
+    """One job or several, checked."""
+    if isinstance(given, Job):
+        return [given]
+    if isinstance(given, str | bytes | Mapping) or not isinstance(given, Iterable):
+        raise InvalidInput(f"{given!r:.60} is no job, nor several: give what submit returned, or fox.job(42)")
+    jobs = list(given)
+    for job in jobs:
+        if not isinstance(job, Job):
+            raise InvalidInput(f"{job!r:.60} is no job: give what submit returned, or fox.job(42)")
+    return jobs
 
 
 def _unended(jobs: Sequence[Job]) -> str:

@@ -7,7 +7,9 @@ neither a comment nor blank.
 from __future__ import annotations
 
 import os
+import re
 import shlex
+import shutil
 import stat
 from collections.abc import Iterator
 from typing import BinaryIO, NamedTuple
@@ -16,6 +18,7 @@ from foxqueue.errors import InvalidInput
 
 MARK = b"#FOX"
 MAX_BYTES = 1024 * 1024  # of a copy, and of the comments that are read
+_LOOKS_LIKE = re.compile(rb"\s*#+\s*FOX\s*:?\s*--?[a-z]", re.IGNORECASE)
 _LINE_BYTES = 64 * 1024
 
 
@@ -27,19 +30,23 @@ class Line(NamedTuple):
 
 
 class Script(NamedTuple):
-    """A script with ``#FOX`` lines.
+    """A script with something to be said of it.
 
     Attributes:
         word: its path, as given.
         lines: its ``#FOX`` lines.
         interpreter: the words of its first line, ``#!/usr/bin/env python``; empty where there is none.
         executable: whether this process may execute it.
+        unread: where lines stand that look like ``#FOX`` lines, and are none.
+        helped: whether it takes more than its word to run it: a path, or its interpreter.
     """
 
     word: str
     lines: list[Line]
     interpreter: list[str]
     executable: bool
+    unread: list[str]
+    helped: bool
 
     def command(self, arguments: list[str], *, elsewhere: bool = False, copied: bool = False) -> list[str]:
         """A command that runs it, by its interpreter where it is not executable.
@@ -52,6 +59,9 @@ class Script(NamedTuple):
         Raises:
             InvalidInput: it names no interpreter.
         """
+        relative = "/" in self.word and not self.word.startswith("/")
+        if not self.helped or (not self.lines and relative and elsewhere):  # it is looked for where the job runs
+            return [self.word, *arguments]
         if not self.interpreter:
             raise InvalidInput(
                 f"{self.word} does not say what runs it: give it a first line like #!/bin/sh, or submit the whole "
@@ -69,7 +79,8 @@ def script(word: str) -> Script | None:
         word: the command's first, a path from here.
 
     Returns:
-        It; None where the word is no text file that can be read, or the file has no ``#FOX`` lines.
+        It; None where the word is no text file that can be read, and where the file has no ``#FOX`` lines, nothing
+        like them, and can be started by the word.
 
     Raises:
         InvalidInput: a ``#FOX`` line has quotes that do not end.
@@ -79,12 +90,21 @@ def script(word: str) -> Script | None:
             comments = list(_comments(file))
     except (OSError, ValueError):
         return None
-    lines = [_line(text, word, at) for at, text in comments if text[:4] == MARK and text[4:5] in b" \t"]
-    if not lines:
-        return None
-    at, first = comments[0]
+    lines = [_line(text, word, at) for at, text in comments if _counts(text)]
+    unread = [f"{word} line {at}" for at, text in comments if _LOOKS_LIKE.match(text) and not _counts(text)]
+    at, first = comments[0] if comments else (0, b"")
     interpreter = os.fsdecode(first[2:]).split(None, 1) if at == 1 and first.startswith(b"#!") else []
-    return Script(word, lines, interpreter, os.access(word, os.X_OK))
+    executable = os.access(word, os.X_OK)
+    if "/" in word:
+        helped = bool(lines) or (bool(interpreter) and not executable)
+    else:
+        helped = bool(lines) or ((bool(interpreter) or not executable) and shutil.which(word) is None)
+    return Script(word, lines, interpreter, executable, unread, helped) if helped or unread else None
+
+
+def _counts(text: bytes) -> bool:
+    """Whether a comment is a ``#FOX`` line."""
+    return text[:4] == MARK and text[4:5] in b" \t"
 
 
 def kept(word: str) -> bytes:

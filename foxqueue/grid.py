@@ -24,6 +24,7 @@ LINE = "line"  # the parameter of --each-line
 
 _NAME = re.compile(r"[A-Za-z_]\w*\Z")
 _PIECE = re.compile(r"\{\{|\}\}|\{([A-Za-z_]\w*)\}")
+_SPELT = re.compile(r'("(?:[^"]|"")*"|[^,]*),')  # values of a line of CSV as they are spelt
 _SHOWN = 60  # characters of a value in a message
 _ZERO = "a sweep of zero runs"
 
@@ -186,7 +187,26 @@ def of_option(text: str) -> Axis:
             f"--param {_short(text)} cannot be read ({error}): quote a value with a comma, a quote or a new line as "
             f"CSV does, like {name}='\"a,b\",c'"
         ) from error
-    return Axis((name,), [(value,) for line in lines for value in line], f"--param {name}")
+    for piece in _SPELT.findall(f"{values},") if values else ():
+        if not piece or piece != piece.strip():
+            fault = "begins or ends with a blank" if piece else "is empty"
+            raise InvalidInput(
+                f"--param {_short(text)}: the value {piece!r:.{_SHOWN}} {fault}: leave that out, or quote the value as "
+                f"CSV does, like {name}='1,\"{piece}\"'"
+            )
+    return _alone(name, [(value,) for line in lines for value in line], f"--param {name}")
+
+
+def _alone(name: str, rows: list[tuple[str, ...]], origin: str) -> Axis:
+    """One parameter; a value that stands twice would be the same run twice."""
+    if len(set(rows)) < len(rows):
+        seen: set[tuple[str, ...]] = set()
+        twice = next(row for row in rows if row in seen or seen.add(row))  # type: ignore[func-returns-value]
+        raise InvalidInput(
+            f"{origin}: the value {twice[0]!r:.{_SHOWN}} is given twice, which would be one run twice: give it once, "
+            "or add a parameter that tells them apart, like a seed"
+        )
+    return Axis((name,), rows, origin)
 
 
 def of_lines(path: str) -> Axis:
@@ -312,7 +332,7 @@ def _of_lists(grid: Mapping[Any, Any], origin: str, read: Any) -> list[Axis]:
         where = f"{origin}: {_name(name, origin)}"
         if isinstance(values, str | bytes | Mapping) or not isinstance(values, Iterable):
             raise InvalidInput(f"{where} must be a list of values, like [0.1, 0.01], not {values!r:.{_SHOWN}}")
-        axes.append(Axis((name,), [(read(value, where),) for value in values], where))
+        axes.append(_alone(name, [(read(value, where),) for value in values], where))
     return axes
 
 

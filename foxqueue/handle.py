@@ -96,27 +96,29 @@ class Job:
         self.view = self._client.current(self.number, self.born)
         return self
 
-    def wait(self, timeout: float | None = None) -> Job:
+    def wait(self, timeout: float | str | None = None) -> Job:
         """Wait until it has ended, however it ended.
 
         Args:
-            timeout: seconds, None for as long as it takes.
+            timeout: seconds, or text like ``30m``; None for as long as it takes.
 
         Raises:
+            InvalidInput: no such time.
             WaitTimeout: the time is over.
         """
         self._client.wait([self], timeout)
         return self
 
-    def result(self, timeout: float | None = None) -> Any:
+    def result(self, timeout: float | str | None = None) -> Any:
         """Wait until it has ended, and return what its function returned, or what a custom worker gave as its result.
 
         None for a plain command.
 
         Args:
-            timeout: seconds, None for as long as it takes.
+            timeout: as of :meth:`wait`.
 
         Raises:
+            InvalidInput: no such time.
             JobFailed: it failed; the error has what the function raised.
             JobCancelled: it was cancelled.
             WaitTimeout: the time is over.
@@ -157,7 +159,7 @@ class Job:
 
         Args:
             cascade: afterwards its children that were cancelled because of it are put back too, and theirs. It may wait
-                or run by then.
+                or run by then. The client's ``warnings`` say which of them could not be.
 
         Raises:
             NotRequeued: it is neither failed nor cancelled, what it needs to run is no longer kept, its unique key is
@@ -172,11 +174,16 @@ class Job:
         return self._cascade() if cascade else self
 
     def _cascade(self) -> Job:
-        from foxqueue.changing import cascade, queue_full
+        from foxqueue.changing import REQUEUE, cascade, queue_full
 
-        for outcome in cascade(self._client.broker, self._client.inspector, [self.number], user()):
+        inspector, refused = self._client.inspector, []
+        for outcome in cascade(self._client.broker, inspector, [self.number], user()):
             if outcome.word == "full":
                 raise queue_full(outcome, self._client.job(outcome.number).user)
+            if outcome.word not in REQUEUE.words | REQUEUE.late:
+                refused.append(outcome)
+        views = zip(inspector.views([outcome.number for outcome in refused]), refused, strict=True)
+        self._client.warnings = [str(REQUEUE.refused(view, outcome)) for view, outcome in views if view is not None]
         return self.refresh()
 
     def hold(self) -> Job:

@@ -83,10 +83,20 @@ def read(path: str) -> dict[str, Any]:
 
 def _parsed(text: str, kind: str) -> Any:
     if kind == ".json":
-        return json.loads(text, parse_constant=_refuse)
+        return json.loads(text, parse_constant=_refuse, object_pairs_hook=_object)
     import tomllib  # rarely needed
 
     return tomllib.loads(text)
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """The pairs of an object; a name that stands twice would lose a value."""
+    found: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in found:
+            raise ValueError(f"the name {name!r:.60} stands twice in one object, give it once")
+        found[name] = value
+    return found
 
 
 def _refuse(constant: str) -> NoReturn:

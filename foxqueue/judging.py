@@ -5,15 +5,21 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from foxqueue.broker import Broker
 from foxqueue.devices import SeenDevice
 from foxqueue.errors import Unsatisfiable
 from foxqueue.inspector import Inspector, Seen
 from foxqueue.requirement import Requirement, fits
+from foxqueue.states import CANCELLED
 from foxqueue.units import DEFAULT_PRIORITY
 from foxqueue.waiting import never_fits
 from foxqueue.wishes import Wishes
+
+if TYPE_CHECKING:
+    from foxqueue.handle import Job
+    from foxqueue.submission import Submission
 
 LOOK_KEPT_S = 1.0
 
@@ -94,6 +100,18 @@ def _warnings(need: Requirement, devices: list[SeenDevice]) -> tuple[str, ...]:
     if all(device.state == "paused" for device in of_kind if device.live):
         return ("all devices of its kind are paused: the job waits until one is resumed (foxqueue gpus)",)
     return ()
+
+
+def never_runs(job: Job, submission: Submission) -> tuple[str, ...]:
+    """What is said of a job that has just been accepted and can never run, as a parent ended in the wrong way.
+
+    Args:
+        job: it; read once more where it waits for others.
+        submission: what it was made of.
+    """
+    if "after=" not in submission.more or not job.is_new or job.state != CANCELLED:
+        return ()
+    return (f"job {job.number} can never run and is cancelled ({job.reason}): {job.detail}",)
 
 
 def sentences(said: Iterable[str], left_out: Iterable[str]) -> list[str]:

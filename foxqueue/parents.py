@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, Protocol
 
 from foxqueue.errors import InvalidInput
 
 MAX_PARENTS = 1000
 OPTIONS = {"after": "succeeded", "after_any": "any", "after_failed": "failed"}  # and what each asks of a parent
+
+_PART = re.compile(r"([0-9]{1,15})(?:-([0-9]{1,15}))?", re.ASCII)
 
 
 class Handle(Protocol):
@@ -55,9 +58,24 @@ def _several(given: Any, option: str) -> Iterable[Any]:
         return ()
     if isinstance(given, int) or hasattr(given, "number"):
         return (given,)
-    if isinstance(given, str | bytes | Mapping) or not isinstance(given, Iterable):
+    if isinstance(given, str):
+        return _written(given, option)
+    if isinstance(given, bytes | Mapping) or not isinstance(given, Iterable):
         raise InvalidInput(f"{option} {given!r:.60} names no jobs: give numbers or jobs, like {option}=[41, 42]")
     return given
+
+
+def _written(text: str, option: str) -> Iterator[int]:
+    """The numbers in text like ``1,3-4``, one by one."""
+    for part in text.split(","):
+        match = _PART.fullmatch(part.strip())
+        first, end = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
+        if not 1 <= first <= end:
+            raise InvalidInput(
+                f"{option} {part.strip()!r:.60} names no jobs: give numbers and ranges, like {option}='41,43-45', or "
+                "the jobs themselves"
+            )
+        yield from range(first, end + 1)
 
 
 def _name(given: Any, option: str) -> tuple[int, str]:

@@ -10,7 +10,7 @@ from functools import partial
 from foxqueue.broker import Broker
 from foxqueue.devices import SeenDevice, named
 from foxqueue.errors import GroupNotFound, InvalidInput, NoDevice, WaitTimeout
-from foxqueue.following import SHOWN, Following
+from foxqueue.following import SHOWN, Following, deadline_of
 from foxqueue.inspector import BLOCK_S, Inspector
 from foxqueue.job import JobView
 from foxqueue.states import RUNNING
@@ -47,11 +47,14 @@ def scope_of(inspector: Inspector, group: str | None = None, device: str | None 
         device: as :func:`foxqueue.devices.named` takes it.
 
     Raises:
-        InvalidInput: both are given, or the device may be more than one.
+        InvalidInput: both are given, one is no text, or the device may be more than one.
         GroupNotFound, NoDevice: there is none.
     """
     if group is not None and device is not None:
         raise InvalidInput("a group and a device were given: name one of them, or neither for the whole queue")
+    for what, name in (("group", group), ("device", device)):
+        if name is not None and not isinstance(name, str):
+            raise InvalidInput(f"{what} {name!r:.60} is no name: give text, as foxqueue groups and gpus show it")
     if group is not None:
         return of_group(inspector.group(group).name)
     return Scope() if device is None else of_device(named(inspector.devices(), device))
@@ -86,7 +89,7 @@ def pause(
         GroupNotFound, NoDevice: there is no such group or device any more.
         OutcomeUnknown, ServerUnavailable: see :meth:`foxqueue.sender.Sender.resend`.
     """
-    if len(reason) > MAX_REASON or not all(char.isprintable() for char in reason):
+    if not isinstance(reason, str) or len(reason) > MAX_REASON or not reason.isprintable():
         raise InvalidInput(f"the reason {reason!r:.60} is not usable: give one line of at most {MAX_REASON} characters")
     before = None if reason else paused_by(inspector, scope)
     if before is not None and not requeue_running:
@@ -123,7 +126,7 @@ def await_idle(
     broker: Broker,
     inspector: Inspector,
     scope: Scope,
-    timeout: float | None = None,
+    timeout: float | str | None = None,
     on_change: Callable[[list[int]], None] | None = None,
 ) -> None:
     """Wait until nothing of it runs, over every restart of the server.
@@ -131,14 +134,14 @@ def await_idle(
     Args:
         broker, inspector: of the namespace.
         scope: what was paused.
-        timeout: seconds, None for as long as it takes.
+        timeout: seconds, or text like ``30m``; None for as long as it takes.
         on_change: called with the numbers of the jobs that run, at first and whenever they are others.
 
     Raises:
         WaitTimeout: the time is over.
     """
     following = Following(broker, inspector)
-    deadline = None if timeout is None else time.monotonic() + timeout
+    deadline = deadline_of(timeout)
     event = following.patiently(inspector.last_event, deadline)
     before: list[int] | None = None
     while True:

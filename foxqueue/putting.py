@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -10,18 +11,22 @@ from foxqueue.broker import Broker, NewJob
 from foxqueue.chunking import chunks
 from foxqueue.errors import (
     FoxqueueError,
+    InvalidInput,
     JobExists,
     JobGone,
     JobNotFound,
     OutcomeUnknown,
     PartlySubmitted,
+    ServerError,
     Unsatisfiable,
 )
 from foxqueue.following import Following
 from foxqueue.handle import Job
 from foxqueue.inspector import Inspector
-from foxqueue.judging import Judge, sentences
+from foxqueue.job import JobView
+from foxqueue.judging import Judge, never_runs, sentences
 from foxqueue.paging import BATCH
+from foxqueue.states import CANCELLED
 from foxqueue.submission import Submission, Submitter
 from foxqueue.wishes import Wishes
 
@@ -43,11 +48,14 @@ class Putting:
     def __init__(self, broker: Broker, inspector: Inspector, following: Following) -> None:
         self.submitter = Submitter(os.environ)
         self._broker = broker
+        self._inspector = inspector
         self._following = following
         self._judge = Judge(broker, inspector)
 
     def one(self, client: Client, submission: Submission, block: bool) -> Job:
         """Put one request into the queue; see :meth:`foxqueue.client.Client.submit`."""
+        if not isinstance(block, bool):
+            raise InvalidInput(f"block {block!r:.60} is not understood: give True or False")
         said = self._judge.warnings(submission.wishes)
         job = submission.job(self._judge.priority(submission.wishes))
 
@@ -55,7 +63,7 @@ class Putting:
             return self._accept(client, [job], submission)[0]
 
         found = self._following.with_room(accept) if block else accept()
-        client.warnings = sentences(said, submission.left_out)
+        client.warnings = sentences((*said, *never_runs(found, submission)), submission.left_out)
         return found
 
     def many(
@@ -79,8 +87,22 @@ class Putting:
             if progress:
                 progress(len(accepted), len(jobs))
         left_out = dict.fromkeys(name for one in submissions for name in one.left_out)
-        client.warnings = sentences(said, left_out)
+        client.warnings = sentences((*said, *self._never_run(accepted, submissions)), left_out)
         return accepted
+
+    def _never_run(self, accepted: Sequence[Job], submissions: Sequence[Submission]) -> Iterator[str]:
+        """What is said of jobs that can never run, as a parent ended in the wrong way."""
+        pairs = zip(accepted, submissions, strict=True)
+        numbers = [job.number for job, one in pairs if "after=" in one.more and job.is_new]
+        views: list[JobView | None] = []
+        with contextlib.suppress(ServerError):  # they are in the queue, whatever becomes of the server
+            views = self._inspector.views(numbers) if numbers else []
+        dead = [view for view in views if view is not None and view.state == CANCELLED]
+        if dead:
+            yield (
+                f"{len(dead):,} of the jobs can never run and are cancelled, the first is job {dead[0].number} "
+                f"({dead[0].reason}): {dead[0].detail}"
+            )
 
     def _judged(self, submissions: Sequence[Submission], said: dict[str, None]) -> list[NewJob]:
         jobs: list[NewJob] = []

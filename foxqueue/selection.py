@@ -88,7 +88,7 @@ class Selection:
 def select(
     words: Sequence[str] = (),
     *,
-    states: Iterable[str] = (),
+    states: str | Iterable[str] = (),
     name: str | None = None,
     tags: Mapping[str, str | None] | None = None,
     group: str | None = None,
@@ -102,21 +102,38 @@ def select(
         states, name, tags, group, user, every: see :class:`Selection`.
 
     Raises:
-        InvalidInput: a word is malformed, or numbers, filters and ``every`` stand side by side.
+        InvalidInput: a word or filter is malformed, or numbers, filters and ``every`` stand side by side.
     """
     ranges, last = read_numbers(words)
-    for state in states:
-        if state not in STATES:
-            raise InvalidInput(f"state {state!r} is not one: give {', '.join(STATES)}")
+    found = Selection(ranges, last, _states(states), name, _tags(tags), group, user, every)
+    for what, given in (("name", name), ("group", group), ("user", user)):
+        if given is not None and not isinstance(given, str):
+            raise InvalidInput(f"{what} {given!r:.60} is no text")
     if group is not None:
         in_group("", group)
-    found = Selection(ranges, last, tuple(states), name, tuple((tags or {}).items()), group, user, every)
     if found.named and (every or found.filters):
         which = " and ".join(("--all",) if every else found.filters)
         raise InvalidInput(f"numbers and {which} say different things: give the one or the other")
     if every and found.filters:
         raise InvalidInput(f"--all and {' and '.join(found.filters)} say different things: leave --all out")
     return found
+
+
+def _states(given: str | Iterable[str]) -> tuple[str, ...]:
+    if not isinstance(given, Iterable):
+        raise InvalidInput(f"state {given!r:.60} is not one: give {', '.join(STATES)}")
+    states = (given,) if isinstance(given, str) else tuple(given)
+    for state in states:
+        if state not in STATES:
+            raise InvalidInput(f"state {state!r:.60} is not one: give {', '.join(STATES)}")
+    return states
+
+
+def _tags(given: Mapping[str, str | None] | None) -> tuple[tuple[str, str | None], ...]:
+    pairs = tuple(given.items()) if isinstance(given, Mapping) else () if given is None else None
+    if pairs is None or not all(isinstance(name, str) and isinstance(value, str | None) for name, value in pairs):
+        raise InvalidInput(f"tags {given!r:.60} are not understood: give names and values, like {{'model': 'dqn'}}")
+    return pairs
 
 
 def read_numbers(words: Iterable[str]) -> tuple[tuple[range, ...], bool]:
@@ -174,7 +191,8 @@ def last_of(broker: Broker, inspector: Inspector, user: str) -> int:
 def find(
     broker: Broker, inspector: Inspector, selection: Selection, states: Collection[str], me: str
 ) -> Iterator[tuple[int, JobView | None]]:
-    """The jobs that are meant, one by one, each once; those of filters in the order of a listing.
+    """The jobs that are meant, one by one, each once; those of filters in the order of
+    :meth:`foxqueue.inspector.Inspector.every`.
 
     Args:
         broker, inspector: of the namespace.

@@ -100,7 +100,7 @@ def _all_jobs(reader: Reader) -> Iterator[int]:
     """Every job that stands in a set of its state."""
     keys = reader.keys
     shapes = [text(shape) for shape in reader.ask([("HKEYS", keys.shapes)])[0] or []]
-    sets = [keys.scheduled, keys.blocked, keys.running, keys.finished, keys.dropped, keys.failed, *map(keys.pending, shapes)]
-    for key in sets:
+    ended = (keys.finished, keys.dropped, keys.failed)
+    for key in (keys.scheduled, keys.blocked, keys.running, *ended, *map(keys.pending, shapes)):
         for some in chunks(reader.numbers(key), BATCH):
             yield from some

@@ -349,6 +349,9 @@ def command(argv: Sequence[Word]) -> list[str]:
         raise InvalidInput("empty command: the program's name is an empty text")
     if "\0" in "".join(words):
         raise InvalidInput("the command holds a NUL character, which no program can be given")
+    if max(map(len, words)) > capture.MAX_STRING // 4:
+        for at, word in enumerate(words, 1):
+            capture.check_length(word, f"word {at} of the command ({word[:20]!r}…)")
     return words
 
 

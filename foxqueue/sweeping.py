@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import time
@@ -12,13 +13,23 @@ from foxqueue.bindings import new_token
 from foxqueue.broker import Broker
 from foxqueue.changing import CANCEL, change_many
 from foxqueue.chunking import chunks
-from foxqueue.errors import FoxqueueError, InvalidInput, OutcomeUnknown, ServerUnavailable
+from foxqueue.errors import (
+    FoxqueueError,
+    GroupExists,
+    InvalidInput,
+    OutcomeUnknown,
+    QueueFull,
+    ServerError,
+    ServerUnavailable,
+)
 from foxqueue.grid import Plan, Run, of_params, of_rows
 from foxqueue.handle import Job
 from foxqueue.job import JobView
 from foxqueue.judging import Judge, sentences
 from foxqueue.requirement import in_group
-from foxqueue.submission import Options, Submission, Submitter, Word, command, user
+from foxqueue.states import CANCELLED
+from foxqueue.submission import Options, Submission, Submitter, Word, user
+from foxqueue.submission import command as checked
 
 if TYPE_CHECKING:
     from foxqueue.client import Client
@@ -49,6 +60,15 @@ class Request(NamedTuple):
     max_fails: int
 
 
+def command(argv: Sequence[Word]) -> list[str]:
+    """A sweep's command as a list of text, checked."""
+    if isinstance(argv, list | tuple) and not argv:
+        raise InvalidInput(
+            "empty command: write it after --, like foxqueue sweep --param lr=1e-3,1e-4 -- python train.py --lr {lr}"
+        )
+    return checked(argv)
+
+
 def sweep(
     client: Client,
     argv: Sequence[Word],
@@ -65,6 +85,8 @@ def sweep(
     """Put a sweep into the queue; see :meth:`foxqueue.client.Client.sweep`."""
     if not isinstance(name_template, str | None):
         raise InvalidInput(f"name_template {name_template!r:.60} is no text: give some, like 'lr-{{lr}}'")
+    if progress is not None and not callable(progress):
+        raise InvalidInput(f"progress {progress!r:.60} cannot be called: give a function of two numbers")
     axes = [*(of_params(params) if params is not None else []), *(of_rows(rows) if rows is not None else [])]
     plan = Plan(command(argv), axes, name_template)
     request = prepare(plan, options, max_concurrent=max_concurrent, max_fails=max_fails, max_runs=max_runs)
@@ -124,8 +146,13 @@ def _check(plan: Plan, options: Mapping[str, Any]) -> None:
         raise InvalidInput("a unique key is one job's, and a sweep has many: leave unique and if_exists out")
     if options.get("name") is not None and plan.names_runs:
         raise InvalidInput("a name and a template for names were given: leave one out")
-    tags = options.get("tags")
+    tags, title = options.get("tags"), options.get("name")
     for name in plan.names:
+        if isinstance(title, str) and f"{{{name}}}" in title:
+            raise InvalidInput(
+                f"the name {title!r:.60} holds {{{name}}}, and a name is one text for all runs: give it as "
+                "--name-template (name_template=)"
+            )
         if isinstance(tags, Mapping) and name in tags:
             raise InvalidInput(f"{name!r} is a parameter, and so a tag of each run: leave the tag {name} out")
 
@@ -170,10 +197,36 @@ def send(client: Client, request: Request, progress: Callable[[int, int], None] 
         filling.fill(judge.priority(request.first.wishes), progress)
         filling.open()
     except BaseException as error:
-        error.add_note(filling.give_up())
+        note = filling.give_up()
+        error.add_note("the sweep was not submitted" if isinstance(error, GroupExists) else note)
+        if isinstance(error, QueueFull):
+            raise _no_room(error, request) from error
         raise
-    client.warnings = sentences(said, request.first.left_out)
-    return Group(client, request.group, request.plan.total, tuple(filling.numbers))
+    group = Group(client, request.group, request.plan.total, tuple(filling.numbers))
+    client.warnings = sentences((*said, *_never_runs(client, group, request.first)), request.first.left_out)
+    return group
+
+
+def _no_room(error: QueueFull, request: Request) -> QueueFull:
+    """The same error with what to do about a sweep."""
+    cure = f"the sweep has {request.plan.total:,} runs and needs room for all: try later, or give fewer values"
+    full = QueueFull(error.limit, error.current, error.whose, cure)
+    for note in getattr(error, "__notes__", ()):
+        full.add_note(note)
+    return full
+
+
+def _never_runs(client: Client, group: Group, first: Submission) -> tuple[str, ...]:
+    """What is said of a sweep that can never run, as a parent ended in the wrong way. All runs have the same ones."""
+    if "after=" not in first.more:
+        return ()
+    view = None
+    with contextlib.suppress(ServerError):  # it is in the queue, whatever becomes of the server
+        client.look()  # parents that had ended before are judged then
+        view = client.inspector.views([group.numbers[0][0]])[0]
+    if view is None or view.state != CANCELLED:
+        return ()
+    return (f"group {group.name} can never run, all its jobs are cancelled ({view.reason}): {view.detail}",)
 
 
 class _Filling:

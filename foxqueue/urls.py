@@ -129,6 +129,34 @@ def _bad_socket(parts: SplitResult) -> str | None:
     return None
 
 
+def fault_of_web(url: str) -> str | None:
+    """What is wrong with the URL of a web service, None when nothing is. One with a user is: it would be seen by all.
+
+    Args:
+        url: with its scheme.
+    """
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError:
+        return "its host or its port (1 to 65535) cannot be read"
+    if parts.scheme not in ("http", "https"):
+        return f"{parts.scheme}:// is not understood"
+    if "@" in parts.netloc:
+        return "it holds a user or a password (before the '@'), which everybody in the queue could read"
+    if not parts.hostname:
+        return "it names no host"
+    if port == 0:
+        return "there is no port 0, there are 1 to 65535"
+    if not url.isprintable() or " " in url:
+        return "it holds a blank or what cannot be printed (write %20)"
+    try:
+        parts.hostname.encode("idna")
+    except UnicodeError:
+        return "it names a host that no host can have"
+    return None
+
+
 def _bad_host(parts: SplitResult, port: int | None) -> str | None:
     if not parts.hostname:
         return "names no host"

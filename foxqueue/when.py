@@ -12,14 +12,19 @@ from typing import Any, NamedTuple
 from foxqueue.errors import InvalidInput
 from foxqueue.units import MAX_SECONDS, format_duration, parse_duration
 
+OFF = "off"
 ZONEINFO = Path("/usr/share/zoneinfo")
 LOCALTIME = Path("/etc/localtime")
 HOW = "give RFC 3339 with its offset, like 2026-12-01T08:00:00+01:00, or local time, like '2026-12-01 08:00'"
 
 _MOMENT = re.compile(
-    r"([0-9]{4}-[0-9]{2}-[0-9]{2})[Tt ]([0-9]{2}:[0-9]{2}(?::[0-9]{2}(?:\.[0-9]{1,6})?)?)([Zz]|[+-][0-9]{2}:[0-9]{2})?",
+    r"([0-9]{4}-[0-9]{2}-[0-9]{2})[Tt ]([0-9]{2}:[0-9]{2}(?::[0-9]{2}(?:\.[0-9]{1,6})?)?)[0-9]*"
+    r"([Zz]|[+-](?:[01][0-9]|2[0-3]):[0-5][0-9])?",
     re.ASCII,
 )
+_OFFSET = re.compile(r"[+-][0-9:]+\Z", re.ASCII)
+_BY_RULES = re.compile(r"(?:[A-Za-z]{3,}|<[A-Za-z0-9+-]+>)[+-]?[0-9]", re.ASCII)  # how TZ spells a zone out
+_NO_PLACE = ("", "UTC", "GMT")  # these need no file
 
 
 class Moment(NamedTuple):
@@ -49,7 +54,7 @@ def times(delay: float | str | None, at: Any, expires: float | str | None) -> Ti
     Args:
         delay: seconds from now, or text like ``10m``.
         at: text, RFC 3339 with an offset or local time, or a datetime; local where it has no zone.
-        expires: seconds from now, or text.
+        expires: seconds from now, or text; ``off`` for never, whatever the namespace says.
 
     Raises:
         InvalidInput: one is malformed, both delay and at are given, or it would expire before it may start.
@@ -67,7 +72,9 @@ def times(delay: float | str | None, at: Any, expires: float | str | None) -> Ti
         if wait > MAX_SECONDS:
             raise InvalidInput(f"{start.shown} is over a year ahead: give a moment within 365 days")
         lines.append(f"at_ms={start.ms}")
-    if expires is not None:
+    if isinstance(expires, str) and expires.strip().lower() == OFF:
+        lines.append(f"expires_ms={OFF}")
+    elif expires is not None:
         lines.append(f"expires_ms={_expiry_ms(expires, wait)}")
     return Times(start, "".join(f"{line}\n" for line in lines))
 
@@ -108,12 +115,12 @@ def moment(given: Any) -> Moment:
         raise InvalidInput(f"at {given!r:.60} is not understood: {HOW}")
     else:
         match = _MOMENT.fullmatch(given.strip())
+        if match is None:
+            raise InvalidInput(f"at {given!r:.60} is not understood ({_wrong(given.strip())}): {HOW}")
         try:
-            if match is None:
-                raise ValueError("another spelling")
             found = datetime.fromisoformat(f"{match[1]}T{match[2]}{(match[3] or '').upper()}")
         except ValueError as error:
-            raise InvalidInput(f"at {given!r:.60} is not understood ({error}): {HOW}") from error
+            raise InvalidInput(f"at {given!r:.60} is no moment ({str(error).replace('..', ' to ')}): {HOW}") from error
     try:
         if found.utcoffset() is None:
             return _local(found)
@@ -124,8 +131,39 @@ def moment(given: Any) -> Moment:
         raise InvalidInput(f"at {given!r:.60} is no moment that this machine can name: {HOW}") from error
 
 
+def _wrong(text: str) -> str:
+    """What is wrong with text that is no moment, in words."""
+    offset = _OFFSET.search(text[11:])
+    if offset and _MOMENT.fullmatch(text.removesuffix(offset[0])):
+        return f"its offset {offset[0]} is none, they go from -23:59 to +23:59, like +01:00"
+    if _MOMENT.fullmatch(f"{text} 00:00"):
+        return "it names no time of day"
+    if _MOMENT.fullmatch(f"2000-01-01 {text}"):
+        return "it names no day"
+    return "it is not written as YYYY-MM-DD HH:MM"
+
+
+def _check_zone() -> None:
+    """Refuse a TZ that names no zone: the system takes UTC in its place without a word."""
+    name = os.environ.get("TZ", "").removeprefix(":")
+    if name in _NO_PLACE or _BY_RULES.match(name) or _is_zone(name):
+        return
+    raise InvalidInput(
+        f"TZ is {name!r:.60}, and this machine has no zone of that name, so that nobody knows what local time is: "
+        "write the offset, like 2026-12-01T08:00:00+01:00, or set TZ to a name like Europe/Berlin"
+    )
+
+
+def _is_zone(name: str) -> bool:
+    try:
+        return bool(name) and (Path(os.environ.get("TZDIR") or ZONEINFO) / name).is_file()
+    except (OSError, ValueError):
+        return False
+
+
 def _local(naive: datetime) -> Moment:
     """A moment by the clocks on the wall here."""
+    _check_zone()
     readings = [datetime.fromtimestamp(naive.replace(fold=fold).timestamp()).astimezone() for fold in (0, 1)]
     first, second = readings
     if first.timestamp() == second.timestamp():
@@ -149,8 +187,4 @@ def _zone(here: datetime) -> str:
     if name is None:
         _, _, name = os.path.realpath(LOCALTIME).partition("/zoneinfo/")
     name = name.removeprefix(":")
-    try:
-        known = bool(name) and (ZONEINFO / name).is_file()
-    except (OSError, ValueError):
-        known = False
-    return name if known else here.tzname() or "local time"
+    return name if _is_zone(name) else here.tzname() or "local time"

@@ -13,8 +13,10 @@ from foxqueue.errors import InvalidInput
 from foxqueue.parents import OPTIONS as PARENTS
 from foxqueue.parents import Handle, parents
 from foxqueue.requirement import Requirement, in_group
+from foxqueue.retry import LATER
 from foxqueue.states import RETRIED
 from foxqueue.units import parse_memory, parse_priority
+from foxqueue.urls import fault_of_web, hide_password
 from foxqueue.when import Moment, seconds, times
 
 MAX_NAME = 200
@@ -51,13 +53,15 @@ class Options(TypedDict, total=False):
         retry_on: reasons (words of ``RETRIED``) and exit codes after which it is tried again, a list or text with
             commas; by default all of ``RETRIED``.
         retry_cap: what the doubling delay does not go beyond, seconds or text, 1 h by default.
-        after: jobs that must have succeeded before it starts: numbers or handles, one or several.
+        after: jobs that must have succeeded before it starts: numbers or handles, one or several, or text like
+            ``41,43-45``.
         after_any: jobs that must have succeeded or failed.
         after_failed: jobs that must have failed.
         delay: seconds or text; it starts so much later at the earliest.
         at: when it may start at the earliest, instead of delay: RFC 3339 with an offset, local time like
             ``2026-12-01 08:00``, or a datetime.
-        expires: seconds or text; cancelled if it has not started within it. By default as the namespace says.
+        expires: seconds or text; cancelled if it has not started within it; ``off`` for never. By default as the
+            namespace says.
         unique: a key that only one unfinished job may have, 1 to 64 bytes.
         if_exists: where one has it: ``refuse``, the default, ``return`` that one, or ``replace`` it.
         group: name of the group it belongs to.
@@ -82,9 +86,9 @@ class Options(TypedDict, total=False):
     umask: int | None
     retry_on: Sequence[str | int] | str | None
     retry_cap: float | str
-    after: Handle | int | Iterable[Handle | int] | None
-    after_any: Handle | int | Iterable[Handle | int] | None
-    after_failed: Handle | int | Iterable[Handle | int] | None
+    after: Handle | int | str | Iterable[Handle | int] | None
+    after_any: Handle | int | str | Iterable[Handle | int] | None
+    after_failed: Handle | int | str | Iterable[Handle | int] | None
     delay: float | str | None
     at: datetime | str | None
     expires: float | str | None
@@ -274,7 +278,13 @@ def _retried(given: Any) -> str:
         if word in RETRIED:
             return word
         if word.isascii() and word.isdigit() and 1 <= int(word[:9]) <= 255:
-            return str(int(word))
+            code = int(word)
+            if code == LATER:
+                raise InvalidInput(
+                    f"retry_on {LATER} is not possible: a command that exits with {LATER} says that it cannot do its "
+                    "work yet, and always runs again later, without an attempt being counted; leave it out"
+                )
+            return str(code)
     raise InvalidInput(
         f"retry_on {given!r:.60} is not understood: give exit codes 1 to 255, or of {', '.join(sorted(RETRIED))}"
     )
@@ -298,9 +308,13 @@ def notify(given: Any) -> str | None:
         raise InvalidInput(f"notify {found!r:.60} is no command: give one, or a URL")
     if not is_url(found):
         return found
-    scheme, _, rest = found.partition("://")
-    if scheme.lower() not in ("http", "https") or not rest.strip("/") or not found.isprintable() or " " in found:
-        raise InvalidInput(f"notify {found!r:.80} is no URL that can be told: give http://… or https://…, or a command")
+    wrong = fault_of_web(found)
+    if wrong:
+        shown = f"{found.partition('://')[0]}://***" if "@" in found else hide_password(found)  # a user may be a token
+        raise InvalidInput(
+            f"notify {shown:.80} is no URL that can be told: {wrong}; give http://HOST/…, "
+            "https://HOST/… or a command"
+        )
     return found
 
 

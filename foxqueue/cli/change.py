@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -9,7 +10,7 @@ import click
 
 from foxqueue.cli import output
 from foxqueue.cli.listing import job_table
-from foxqueue.cli.options import client, common, json_option
+from foxqueue.cli.options import Once, client, common, json_option
 from foxqueue.cli.report import Report
 from foxqueue.cli.selecting import Filters, Target, agreed, changing, chosen, targets, views
 from foxqueue.cli.submit import DETACHED
@@ -82,9 +83,9 @@ def _show(fox: Client, change: Change, jobs: list[Target], as_json: bool) -> int
         if not change.possible(view):
             output.say(f"job {view.number} cannot be {change.done}: it is {view.state}")
     if as_json:
-        output.write_json([view.to_dict() for view in possible])
+        output.write_json([view.to_dict() for view in fox.inspector.explained(possible)])
     elif possible:
-        job_table(possible)
+        job_table(fox.inspector.explained(possible))
     output.say(f"{len(possible):,} jobs would be {change.done}; nothing was changed")
     return int(len(possible) < len(jobs) or not jobs)
 
@@ -197,7 +198,35 @@ def unhold(words: tuple[str, ...], filters: Filters, dry_run: bool, yes: bool, a
     return report.exit_code
 
 
-@click.command(short_help="Give jobs another priority, or the first place.")
+class _Reprioritize(Once):
+    """Refuses a priority before --front, which would be taken for a job: click forgets what stood where."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """As click does, with what stands before --front looked at."""
+        before = args[: args.index("--front")] if "--front" in args else []
+        rest = super().parse_args(ctx, args)
+        if not ctx.params.get("front"):
+            return rest
+        given, _, _ = self.make_parser(click.Context(self)).parse_args(list(before))
+        first = given.get("words")
+        if isinstance(first, tuple | list) and first and _is_priority(first[0]):
+            raise click.UsageError(
+                f"{first[0]} before --front looks like a priority: give a priority or --front; a job with that number "
+                "stands behind --front",
+                ctx,
+            )
+        return rest
+
+
+def _is_priority(word: str) -> bool:
+    from foxqueue.units import parse_priority
+
+    with contextlib.suppress(InvalidInput):
+        return parse_priority(word) >= 0
+    return False
+
+
+@click.command(cls=_Reprioritize, short_help="Give jobs another priority, or the first place.")
 @click.option("--front", is_flag=True, help="Before everything that is pending now, instead of a priority.")
 @changing
 @json_option

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from foxqueue.cli import output
-from foxqueue.cli.options import Whole, client, common, job_number, json_option
+from foxqueue.cli.options import JOB, Whole, client, common, json_option, one_job
 
 if TYPE_CHECKING:
     from foxqueue.client import Client
@@ -20,9 +20,14 @@ INTERRUPTED = 130
 _DEVICE = 12  # characters of a device that are shown, as in ls
 
 
+def _job(text: str) -> int:
+    """Read the number of a job; 0 for ``last``."""
+    return one_job(text) or 0
+
+
 @click.command(short_help="What happened: who did what, when and why.")
 @click.option("-f", "--follow", is_flag=True, help="Go on with what comes, until Ctrl-C.")
-@click.option("--job", type=job_number, metavar="NUMBER", help="Only what happened to this job.")
+@click.option("--job", type=_job, metavar=JOB, help="Only what happened to this job.")
 @click.option("--limit", type=Whole(min=1), default=100, show_default=True, help="How many to begin with.")
 @json_option
 @common
@@ -34,6 +39,7 @@ def events(follow: bool, job: int | None, limit: int, as_json: bool) -> int:
     """
     fox = client()
     fox.look()
+    job = fox.last().number if job == 0 else job
     if not follow:
         found = fox.inspector.trail.newest(limit, job)
         if as_json:

@@ -12,6 +12,7 @@ from foxqueue.cli import output
 from foxqueue.cli.listing import title, write_indented
 from foxqueue.cli.options import Whole, client, common, json_option
 from foxqueue.cli.selecting import Filters, chosen, every, filters, say_unknown
+from foxqueue.errors import InvalidInput
 from foxqueue.job import rfc3339
 from foxqueue.states import FAILED
 from foxqueue.units import format_duration
@@ -40,6 +41,9 @@ def failed(words: tuple[str, ...], filters: Filters, limit: int, lines: int, as_
     Exits with 1 when a job that was named has not failed or is unknown.
     """
     selection = chosen(words, filters, needed=False)
+    others = [state for state in selection.states if state != FAILED]
+    if others:
+        raise InvalidInput(f"failed shows failed jobs alone: foxqueue ls --state {others[0]} lists the others")
     fox = client()
     fox.look()
     numbers, refused = _numbers(fox, selection)

@@ -39,8 +39,8 @@ def groups(name: str | None, limit: int, as_json: bool) -> int:
     headers = ["GROUP", "TOTAL", "WAITING", "RUNNING", "SUCCEEDED", "FAILED", "CANCELLED", "STATE", "DETAIL"]
     if shown:
         output.table(headers, [_row(group) for group in shown], right=headers[1:-2])
-    elif output.on_terminal():
-        output.say("there are no groups: foxqueue sweep makes one, and submit --group")
+    else:
+        output.say(f"no groups in namespace {fox.config.namespace}: foxqueue sweep makes one, and submit --group")
     if len(found) > limit:
         output.say(f"the newest {limit}; --limit shows more")
     tell_paused(fox.inspector.paused(), as_json)

@@ -9,6 +9,7 @@ import click
 
 from foxqueue.cli import output
 from foxqueue.cli.options import JOB, client, common, duration, json_option, one_job
+from foxqueue.cli.pause import tell_waiting
 from foxqueue.cli.selecting import SOME, Filters, chosen, selectors, targets, views
 from foxqueue.cli.submit import DETACHED, how_it_ended, stream, whole_output
 from foxqueue.states import RUNNING, STATES, WAITING
@@ -87,6 +88,8 @@ def wait(words: tuple[str, ...], filters: Filters, timeout: float | None, as_jso
     told = _Ends(quiet=as_json, many=len(jobs) > SOME)
     try:
         if jobs and not unknown:
+            if not as_json and any(job.waiting for job in jobs):
+                tell_waiting(fox)
             fox.wait(jobs, timeout, on_end=told.add)
     except KeyboardInterrupt:
         output.say("not waiting any longer; the jobs go on")

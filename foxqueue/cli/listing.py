@@ -12,7 +12,7 @@ import click
 from foxqueue.cli import output
 from foxqueue.cli.options import JOB, Whole, client, common, json_option, one_job
 from foxqueue.cli.pause import tell_paused
-from foxqueue.cli.selecting import Filters, chosen, filters, say_unknown
+from foxqueue.cli.selecting import Filters, chosen, every, filters, say_unknown
 from foxqueue.units import format_duration, format_memory
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ TAIL_LINES = 20
 
 @click.command("ls", short_help="List jobs.")
 @filters
+@every
 @click.option("--limit", type=Whole(min=1), default=50, show_default=True, help="How many at most.")
 @click.argument("words", nargs=-1, metavar="[SEL]...")
 @json_option
@@ -47,10 +48,12 @@ def list_jobs(words: tuple[str, ...], filters: Filters, limit: int, as_json: boo
         output.write_json([job.to_dict() for job in shown])
     elif shown:
         job_table(shown)
-    elif output.on_terminal():
-        output.say("no such jobs" if selection else "no jobs: foxqueue submit -- CMD puts one in")
+    elif selection.filters:
+        output.say(f"no such jobs in namespace {fox.config.namespace}")
+    else:
+        output.say(f"no jobs in namespace {fox.config.namespace}: foxqueue submit -- CMD puts one in")
     tell_paused(listing.paused, as_json)
-    _tell_the_rest(listing, limit, filtered=bool(selection))
+    _tell_the_rest(listing, limit, filtered=bool(selection.filters))
     return 0
 
 
@@ -221,8 +224,18 @@ def _conditions(job: JobView) -> dict[str, Any]:
         "starts at": times["due_at"] if job.waiting else None,
         "expires": times["expires_at"] if job.waiting else None,
         "unique key": job.unique,
-        "notifies": job.spec.get("notify"),
+        "notifies": _notified(job.spec.get("notify")),
     }
+
+
+def _notified(notify: Any) -> str | None:
+    """What is told of the end, a URL without its password."""
+    from foxqueue.urls import hide_password
+    from foxqueue.wishes import is_url
+
+    if not isinstance(notify, str):
+        return None
+    return hide_password(notify) if is_url(notify) else notify
 
 
 def _commit(job: JobView) -> str | None:

@@ -91,6 +91,41 @@ def one_job(text: str) -> int | None:
         raise click.BadParameter(f"{error.message}, or last for your newest") from error
 
 
+class Once(click.Command):
+    """A command that refuses an option which takes one value and is given two, of which one would be lost."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """As click does."""
+        if not ctx.resilient_parsing:
+            self.refuse_twice(ctx, args)
+        return self.parse_all(ctx, args)
+
+    def parse_all(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """As click does: the last value of an option counts."""
+        return super().parse_args(ctx, args)
+
+    def refuse_twice(self, ctx: click.Context, args: list[str], where: str = "") -> None:
+        """Refuse words in which an option of one value stands twice; --url and the like may, the last one counts.
+
+        Args:
+            ctx: of this command.
+            args: the words.
+            where: they stand, for the message.
+
+        Raises:
+            click.UsageError: there is one.
+        """
+        try:
+            _, _, order = self.make_parser(ctx).parse_args(list(args))
+        except click.UsageError:  # told when all is parsed
+            return
+        for option in order:
+            once = isinstance(option, click.Option) and not (option.multiple or option.is_flag or option.count)
+            if once and option.expose_value and order.count(option) > 1:
+                flag = max(option.opts, key=len)
+                raise click.UsageError(f"{flag} is given twice{where}, and takes one value: give it once", ctx)
+
+
 class Whole(click.IntRange):
     """A whole number in ASCII digits. Python's own reader takes those of every script, and ``1_0``."""
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from foxqueue.cli import output
-from foxqueue.cli.options import client, common, duration, json_option
+from foxqueue.cli.options import Once, client, common, duration, json_option
+from foxqueue.errors import ServerError
 
 if TYPE_CHECKING:
     from foxqueue.client import Client
@@ -31,7 +33,7 @@ def _scoped(command: F) -> F:
 _reason = click.option("--reason", default="", metavar="TEXT", help="Why: everybody sees it.")
 
 
-@click.command(short_help="Start no more jobs of the queue, a group or on a device.")
+@click.command(cls=Once, short_help="Start no more jobs of the queue, a group or on a device.")
 @_scoped
 @_reason
 @click.option(
@@ -57,7 +59,7 @@ def pause(group: str | None, device: str | None, reason: str, running: str, as_j
     return 0
 
 
-@click.command(short_help="Start jobs again that were paused.")
+@click.command(cls=Once, short_help="Start jobs again that were paused.")
 @_scoped
 @json_option
 @common
@@ -82,7 +84,7 @@ def resume(group: str | None, device: str | None, as_json: bool) -> int:
     return 0
 
 
-@click.command(short_help="Pause, and wait until nothing runs any more.")
+@click.command(cls=Once, short_help="Pause, and wait until nothing runs any more.")
 @_scoped
 @_reason
 @click.option("--timeout", type=duration, metavar="TIME", help="Give up after this time, like 30m, with exit code 124.")
@@ -102,14 +104,17 @@ def drain(group: str | None, device: str | None, reason: str, timeout: float | N
     fox = client()
     scope = _scope(fox, group, device)
     _pause(fox, scope, reason, requeue_running=False, as_json=as_json)
+    told = _told(fox, scope) if as_json else {}  # before the server may go away
     try:
         await_idle(fox.broker, fox.inspector, scope, timeout, on_change)
+        told = _told(fox, scope) if as_json else {}
     except KeyboardInterrupt:
         output.say(f"not waiting any longer; {scope.label} stays paused: foxqueue resume{scope.option} undoes it")
         return INTERRUPTED
-    if as_json:
-        output.write_json(_told(fox, scope))
-    else:
+    finally:
+        if as_json:
+            output.write_json(told)
+    if not as_json:
         output.write(f"nothing of {scope.label} runs any more; it stays paused: foxqueue resume{scope.option}\n")
     return 0
 
@@ -148,6 +153,14 @@ def _told(fox: Client, scope: Scope) -> dict[str, Any]:
         "device": None if group or scope.word == "*" else scope.word,
         "paused": paused_by(fox.inspector, scope),
     }
+
+
+def tell_waiting(fox: Client) -> None:
+    """Say on stderr, before somebody waits for jobs, that the queue is paused, if it is. A server that is away is no
+    reason not to wait.
+    """
+    with contextlib.suppress(ServerError):
+        tell_paused(fox.inspector.paused(), as_json=False)
 
 
 def tell_paused(paused: Mapping[str, str], as_json: bool) -> None:

@@ -12,9 +12,11 @@ import click
 
 from foxqueue import foxlines
 from foxqueue.cli import output
-from foxqueue.cli.options import client, common, given_before, json_option
+from foxqueue.cli.options import client, common, json_option
+from foxqueue.cli.pause import tell_waiting
+from foxqueue.cli.scripted import Scripted, placed, words
 from foxqueue.cli.submit_options import asked, job_options
-from foxqueue.errors import FoxqueueError, InvalidInput, ServerError
+from foxqueue.errors import QueueFull, ServerError
 
 if TYPE_CHECKING:
     from foxqueue.client import Client, Job
@@ -24,50 +26,8 @@ NEAR_BYTES = 4096  # how far the next line may be for the output to go on there 
 DETACHED = 130  # what a shell shows for a command that Ctrl-C ended
 
 
-class _Submit(click.Command):
-    """Reads the options in the script that it is to submit, too; those of the command line win."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """As click does, with the words of the script's lines put before those of the command line."""
-        script = None if ctx.resilient_parsing else self._script(ctx, args)
-        if script is not None:
-            ctx.obj = script, [self._alone(ctx, line) for line in script.lines]
-            args = [word for line in script.lines for word in line.words] + given_before(ctx) + args
-        return super().parse_args(ctx, args)
-
-    def _script(self, ctx: click.Context, args: list[str]) -> foxlines.Script | None:
-        """The script that the command line submits, if it is one that holds options."""
-        try:
-            found, _, _ = self.make_parser(_apart(ctx)).parse_args(list(args))
-        except click.UsageError:  # told when all is parsed
-            return None
-        words = found.get("argv")
-        return foxlines.script(words[0]) if isinstance(words, tuple | list) and words else None
-
-    def _alone(self, ctx: click.Context, line: foxlines.Line) -> click.Context:
-        """What one line of the script says.
-
-        Raises:
-            click.UsageError: it is malformed; the text says where it stands.
-        """
-        alone = _apart(ctx)
-        try:
-            super().parse_args(alone, list(line.words))
-        except click.UsageError as error:
-            raise click.UsageError(f"{line.place}: {error.format_message()}", ctx) from error
-        if alone.params["argv"]:
-            word = alone.params["argv"][0]
-            raise click.UsageError(f"{line.place}: {word!r} is no option: a #FOX line holds options alone", ctx)
-        return alone
-
-
-def _apart(ctx: click.Context) -> click.Context:
-    """A context of the same command that shares nothing with it."""
-    return click.Context(ctx.command, info_name=ctx.info_name, allow_interspersed_args=False)
-
-
 @click.command(
-    cls=_Submit,
+    cls=Scripted,
     context_settings={"allow_interspersed_args": False},
     options_metavar="[OPTIONS]",
     short_help="Put a command into the queue.",
@@ -113,18 +73,21 @@ def submit(
     clients = cache(client)  # the server is asked for once, and after the options were checked, if that can be
     submission = _submission(context, argv, keep, lambda: clients().last().number)
     fox = clients()
-    job = fox.put(submission, block=True) if block else fox.put(submission)
+    job = _put(fox, submission, block)
     for warning in fox.warnings:
         output.say(warning)
     if not wait:
         return _tell_number(job, quiet, as_json)
     if not quiet:
         output.say(f"{_what_came(job)}; Ctrl-C detaches, the job goes on")
+    if submission.wishes.hold and job.is_new:
+        output.say(f"job {job.number} is held: foxqueue unhold {job.number} lets it go")
+    tell_waiting(fox)
     return _run(fox, job)
 
 
 def _submission(context: click.Context, argv: tuple[str, ...], keep: bool, last: Callable[[], int]) -> Submission:
-    """The request, checked. What a script's own line gets wrong is told with its place.
+    """The request, checked.
 
     Args:
         context: of the command.
@@ -134,28 +97,20 @@ def _submission(context: click.Context, argv: tuple[str, ...], keep: bool, last:
     """
     from foxqueue.submission import prepare
 
-    script, lines = context.obj or (None, [])
-    try:
+    with placed(context, last):
         options = asked(context, last)
-        if script is not None:
-            argv = tuple(script.command(list(argv[1:]), elsewhere="cwd" in options, copied=keep))
-        return prepare(argv, options, os.environ, foxlines.kept(argv[0]) if keep and argv else None)
-    except (InvalidInput, click.BadParameter) as error:
-        for line, alone in zip(script.lines if script else (), lines, strict=True):
-            if _fault(alone, last) == str(error):
-                raise InvalidInput(f"{line.place}: {error}") from error
-        raise
+        command = words(context, argv, elsewhere="cwd" in options, copied=keep)
+        return prepare(command, options, os.environ, foxlines.kept(command[0]) if keep and command else None)
 
 
-def _fault(alone: click.Context, last: Callable[[], int]) -> str:
-    """What is wrong with what one line says; empty when nothing is."""
-    from foxqueue.submission import prepare
-
-    try:
-        prepare(["true"], asked(alone, last), os.environ)
-    except (FoxqueueError, click.BadParameter) as error:
-        return str(error)
-    return ""
+def _put(fox: Client, submission: Submission, block: bool) -> Job:
+    """Enqueue it; where the queue is full, once there is room."""
+    if block:
+        try:
+            return fox.put(submission)
+        except QueueFull as error:
+            output.say(f"{error.what}: waiting for room; Ctrl-C gives up")
+    return fox.put(submission, block=block)
 
 
 def _what_came(job: Job) -> str:

@@ -66,8 +66,8 @@ _OPTIONS = (
     click.option(
         "--retry-on",
         metavar="WHY,…",
-        help="Retry only after these exit codes and reasons, like 3,signal,timeout.  [default: all failures of the "
-        "command]",
+        help="Retry only after these exit codes and reasons, like 3,signal,timeout; after 75, which means later, it "
+        "always runs again.  [default: all failures of the command]",
     ),
     click.option("-d", "--cwd", metavar="DIR", help="Where it runs.  [default: here]"),
     click.option("-e", "--env", "variables", multiple=True, metavar="K=V|NAME", help="Set, or pass on, a variable."),
@@ -91,7 +91,7 @@ _OPTIONS = (
     click.option(
         "--at", metavar="WHEN", help="Start then at the earliest: 2026-12-01T08:00:00+01:00, or local 2026-12-01 08:00."
     ),
-    click.option("--expires", metavar="TIME", help="Cancel it if it has not started in so long, like 6h."),
+    click.option("--expires", metavar="TIME", help="Cancel it if it has not started in so long, like 6h; off: never."),
     click.option("--hold", is_flag=True, help="Do not start it before foxqueue unhold."),
     click.option("--unique", metavar="KEY", help="Only one unfinished job may have this key."),
     click.option(

@@ -6,6 +6,7 @@ import contextlib
 import os
 import shlex
 import sys
+from collections.abc import Sequence
 from functools import cache
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,7 @@ import click
 
 from foxqueue.cli import output
 from foxqueue.cli.options import Whole, client, common, json_option
+from foxqueue.cli.scripted import Scripted, placed, words
 from foxqueue.cli.submit_options import asked, job_options
 
 if TYPE_CHECKING:
@@ -28,6 +30,7 @@ _LIMIT = Whole(1, 1_000_000)
 
 
 @click.command(
+    cls=Scripted,
     context_settings={"allow_interspersed_args": False},
     options_metavar="[OPTIONS]",
     short_help="Put a command into the queue with many parameters.",
@@ -84,14 +87,22 @@ def sweep(
 
     {name} stands for a parameter in every word of the command, {{name}} for the text {name}; other braces are what
     they are. Each run has its parameters as tags. All are in one group, of which foxqueue groups tells.
+
+    It takes the options of submit, #FOX lines of a script too, but --unique, --if-exists, --script, --block and --wait.
+    Where there is no room for all runs, it is refused.
     """
     from foxqueue.sweeping import MAX_RUNS, prepare
 
     if as_json and quiet:
         raise click.UsageError("--json goes not with --quiet: stdout carries one thing")
-    plan = _plan(argv, params, files, lines, name_template)
     clients = cache(client)  # the server is asked for once, and after the options were checked, if that can be
-    options = asked(context, lambda: clients().last().number)
+
+    def last() -> int:
+        return clients().last().number
+
+    with placed(context, last):
+        options = asked(context, last)
+        plan = _plan(words(context, argv, elsewhere="cwd" in options), params, files, lines, name_template)
     large = plan.total > MAX_RUNS
     if large and not dry_run and not yes and _on_terminal():
         yes = click.confirm(f"foxqueue: enqueue {plan.total:,} runs?", err=True)
@@ -101,15 +112,16 @@ def sweep(
     if large and dry_run and not yes:
         return _show(plan, as_json)
     most = plan.total if yes else MAX_RUNS
-    request = prepare(plan, options, max_concurrent=max_concurrent, max_fails=max_fails, max_runs=most)
+    with placed(context, last):
+        request = prepare(plan, options, max_concurrent=max_concurrent, max_fails=max_fails, max_runs=most)
     return _show(plan, as_json) if dry_run else _tell(_send(clients(), request), quiet, as_json)
 
 
 def _plan(
-    argv: tuple[str, ...], params: tuple[str, ...], files: tuple[str, ...], lines: str | None, name_template: str | None
+    argv: Sequence[str], params: tuple[str, ...], files: tuple[str, ...], lines: str | None, name_template: str | None
 ) -> Plan:
     from foxqueue.grid import Plan, of_file, of_lines, of_option
-    from foxqueue.submission import command
+    from foxqueue.sweeping import command
 
     axes = [of_option(text) for text in params] + [axis for path in files for axis in of_file(path)]
     axes += [of_lines(lines)] if lines is not None else []

@@ -165,7 +165,10 @@ def fsync(broker: Broker) -> Check | None:
     if how == "no":
         detail = "appendfsync is no: a power cut may cost half a minute of accepted jobs"
         return Check("fsync", False, detail, "CONFIG SET appendfsync everysec, and the same in its configuration file")
-    costs = {"always": "a power cut costs nothing", "everysec": "a power cut may cost the last second, more on a slow disk"}
+    costs = {
+        "always": "a power cut costs nothing",
+        "everysec": "a power cut may cost the last second, more on a slow disk",
+    }
     return Check("fsync", True, f"{how}: {costs.get(how, 'not told')}")
 
 
