@@ -17,7 +17,7 @@ demo: setup ## Run real training runs through an embedded server, kill things, p
 	$(BIN)/python examples/demo.py
 
 test: setup ## Run the tests on a real server (under five minutes on two cores)
-	$(BIN)/python -m pytest -n 4
+	$(BIN)/python -m pytest -n 5
 
 test-server: setup ## Run the main job's scenarios on another server program (SERVER=/usr/bin/redis-server)
 	STACK_SERVER=$(SERVER) $(BIN)/python -m pytest -n 4 tests/system/test_must_hold.py tests/system/test_reports_*.py \

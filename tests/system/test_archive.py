@@ -293,6 +293,7 @@ def test_a_namespace_takes_a_file_beside_another(shell: Shell, queue: Queue) -> 
     copy.broker.close()
 
 
+@pytest.mark.soak
 def test_a_hundred_thousand_jobs_take_little_memory(queue: Queue, other: Queue, tmp_path: Path) -> None:
     """Measured in a process of its own: beyond what it takes for one job, a few MiB."""
     measured = [

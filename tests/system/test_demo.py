@@ -102,6 +102,7 @@ def test_the_demo_keeps_its_promises_and_leaves_nothing(demo: Demo) -> None:
     assert not demo.user.exists()
 
 
+@pytest.mark.soak
 @pytest.mark.timeout(240)
 def test_the_demo_exits_with_1_when_a_promise_is_not_kept(demo: Demo) -> None:
     process = demo.start("--epochs", "4", "--spare-the-worker")
@@ -124,6 +125,7 @@ def test_an_interrupted_demo_cleans_up(demo: Demo, number: signal.Signals) -> No
     assert not demo.homes() and not demo.processes(homes)
 
 
+@pytest.mark.soak
 def test_an_interrupted_training_comes_to_the_same_network(tmp_path: Path) -> None:
     whole = _train(tmp_path / "whole", "6")
     half = _train(tmp_path / "halves", "3")
@@ -140,6 +142,7 @@ def _train(directory: Path, epochs: str) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.soak
 def test_the_sweep_prints_its_best_run(running: Stack) -> None:
     command = [sys.executable, str(EXAMPLES / "sweep.py")]
     done = subprocess.run(command, env=running.environ, capture_output=True, text=True, timeout=100)

@@ -65,6 +65,7 @@ def driven(cut: CutServer) -> Iterator[Queue]:
 # --- what is lost ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.soak
 def test_the_bench_shows_what_is_lost() -> None:
     """A kill loses nothing, a power cut what was not synced, a kill beside a slow sync what waited to be written."""
     command = [sys.executable, "-m", "benchmarks", "--quick", "--json", "durability"]

@@ -49,7 +49,7 @@ def test_every_change_says_what_from_to_by_whom_and_why(shell: Shell, queue: Que
         f"jobs 1-3  enqueue  - -> pending  by {ME}",
         "job 1  claim  pending -> running  by box-123 on SIM-1-of-a-l",
     ]
-    assert lines[2] == "job 1  fail  running -> scheduled  exit_code"
+    assert lines[2] == "job 1  fail  running -> scheduled  exit_code  by box-123"
     assert lines[3:7] == [
         f"group lr  pause  bad data  by {ME}",
         f"group lr  resume  by {ME}",

@@ -179,6 +179,7 @@ def test_m4_who_waits_for_the_large_device_lets_small_ones_pass(stack: Stack) ->
     stack.await_state(head, "succeeded")
 
 
+@pytest.mark.soak
 def test_m4_a_large_job_starts_in_time_beside_an_endless_stream_of_small_ones(stack: Stack) -> None:
     """20 of 24 GiB at priority 0 against 4s at priority 2, of which there are always some: its age wins."""
     stack.up(*UNLIKE)

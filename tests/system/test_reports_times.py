@@ -65,6 +65,7 @@ def ms_of(text: str) -> int:
 # --- B1 ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.soak
 def test_b1_no_lease_ends_a_long_job_or_brings_a_delayed_one(stack: Stack) -> None:
     """Four workers, three long jobs, jobs due in an hour and far beyond a lease, and a crash of the server between."""
     stack.up("--simulate", "4x24G", "--lease-ttl", "2s", workers=4)

@@ -209,6 +209,7 @@ def test_ctrl_c_while_running_ones_end(shell: Shell, queue: Queue, many: Callabl
     assert b"not waiting any longer" in err
 
 
+@pytest.mark.soak
 def test_20000_jobs_are_changed_in_seconds(shell: Shell, queue: Queue, many: Callable[[int], None]) -> None:
     count = 20_000
     many(count)

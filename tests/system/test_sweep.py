@@ -312,6 +312,7 @@ def test_bad_input_in_python_enqueues_nothing(fox: Client, queue: Queue, given: 
     assert queue.snapshot() == before
 
 
+@pytest.mark.soak
 def test_a_hundred_thousand_runs_need_little_memory(shell: Shell) -> None:
     code = (
         "import re\nfrom pathlib import Path\nfrom foxqueue import Client\n"

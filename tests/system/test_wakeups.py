@@ -285,6 +285,7 @@ def test_a_deaf_listener_is_made_up_for_by_the_poll(tmp_path: Path, where: str) 
         assert waited_ms(stack, stack.queue("true")) <= WAKE_MS
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("where", ["port", "socket"])
 def test_a_worker_whose_connections_all_fall_silent(tmp_path: Path, where: str) -> None:
     """K2: every connection is half open; new ones are served."""

@@ -65,7 +65,7 @@ def test_what_is_shown_can_be_written(name: str) -> None:
         ("priority.", "5", "names no model type"),
         ("priority." + "x" * 65, "5", "names no model type"),
         ("lease", "5s", "--lease-ttl"),
-        ("colour", "red", "there is no setting 'colour': give aging, max_losses"),
+        ("colour", "red", "there is no setting 'colour': give aging, max_unfinished"),
     ],
 )
 def test_anything_else_is_refused_with_what_is_allowed(name: str, text: str, message: str) -> None:
