@@ -182,8 +182,7 @@ class Client:
             params: names and lists of values: every combination is a run.
             rows: names and values of each run, all with the same names; with ``params``, each row with every
                 combination. Values are text, or become text by ``str``.
-            max_concurrent: how many may run at once.
-            max_fails: after how many failures in a row, for one reason, no more are started until it is resumed.
+            max_concurrent, max_fails: how many may run at once; failures in a row, for one reason, that pause it.
             name_template: for the names of the runs, like the command.
             max_runs: how many it may have; over that it is refused.
             progress: called after each piece with how many runs are in and how many there are in all.
@@ -193,8 +192,7 @@ class Client:
         Raises:
             InvalidInput: something is malformed; of one run, the text begins with its place and parameters.
             GroupExists: there is a group of that name.
-            Unsatisfiable, QueueFull, JobNotFound, JobGone: as of :meth:`submit`.
-            ServerUnavailable: the server is gone. In all these cases nothing of it is in the queue.
+            Unsatisfiable, QueueFull, JobNotFound, JobGone, ServerUnavailable: as of :meth:`submit`; nothing is queued.
             OutcomeUnknown: the last step had no answer; a note of the error says what is in the queue.
         """
         from foxqueue.sweeping import sweep  # as what follows, not needed by most

@@ -312,8 +312,7 @@ def notify(given: Any) -> str | None:
     if wrong:
         shown = f"{found.partition('://')[0]}://***" if "@" in found else hide_password(found)  # a user may be a token
         raise InvalidInput(
-            f"notify {shown:.80} is no URL that can be told: {wrong}; give http://HOST/…, "
-            "https://HOST/… or a command"
+            f"notify {shown:.80} is no URL that can be told: {wrong}; give http://HOST/…, https://HOST/… or a command"
         )
     return found
 
