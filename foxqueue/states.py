@@ -69,6 +69,9 @@ END_REASONS: Final = frozenset(
     }
 )
 
+# Why a run was given back: its job waits again, the attempt not counted.
+RELEASED: Final = frozenset({"worker_lost", "shutdown", "paused", "later"})
+
 # What a waiting job waits for.
 WAIT_REASONS: Final = frozenset(
     {

@@ -37,5 +37,10 @@ def test_only_reasons_to_end_are_retried() -> None:
     assert not states.RETRIED & {"cancelled_by_user", "poison", "bad_payload", "lease_lost", "shutdown"}
 
 
+def test_what_was_given_back_has_reasons_of_its_own() -> None:
+    assert states.RELEASED - states.END_REASONS == {"paused", "later"}
+    assert not states.RELEASED & states.RETRIED
+
+
 def test_scripts_are_transitions_or_others() -> None:
     assert not set(states.TRANSITIONS) & states.OTHER_SCRIPTS
