@@ -72,7 +72,7 @@ def wait(words: tuple[str, ...], filters: Filters, timeout: float | None, as_jso
 
     SEL is a number, a range or several, like 3,5-8, or last, your newest; or choose by the options, of which all must
     hold: they mean jobs that have not ended, with --group or --state those that have too. Jobs that come later are not
-    waited for. Exits with 1, too, when a number is unknown or no job is meant.
+    waited for. Exits with 1, too, when a number is unknown; with 0 when the options mean no job that is there.
 
     Ctrl-C stops waiting (exit code 130); the jobs go on.
     """
@@ -84,7 +84,7 @@ def wait(words: tuple[str, ...], filters: Filters, timeout: float | None, as_jso
     found, unknown = targets(fox, selection, states, lambda _: True)
     jobs = [Job(fox, view) for view in views(fox, found)]
     if not jobs and not unknown:
-        output.say("these filters choose no job")
+        output.say("there is nothing to wait for")
     told = _Ends(quiet=as_json, many=len(jobs) > SOME)
     try:
         if jobs and not unknown:
@@ -99,7 +99,7 @@ def wait(words: tuple[str, ...], filters: Filters, timeout: float | None, as_jso
             output.write_json([job.to_dict() for job in jobs])
         else:
             told.sum()
-    if unknown or not jobs:
+    if unknown:
         return 1
     bad = [job for job in jobs if not job.succeeded]
     for job in bad[:SOME]:
