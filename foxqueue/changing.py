@@ -80,29 +80,13 @@ class Change:
         return self.error(f"job {job.number} cannot be {self.done}: {_why(self, job, outcome)}")
 
 
-def _cancel(to: Bindings, number: int, born: str, by: str, token: str) -> Call:
-    return to.cancel_call(number, born, by, token)
-
-
-def _requeue(to: Bindings, number: int, born: str, by: str, token: str) -> Call:
-    return to.requeue_call(number, born, by, token)
-
-
-def _hold(to: Bindings, number: int, born: str, by: str, token: str) -> Call:
-    return to.hold_call(number, born, by, token)
-
-
-def _unhold(to: Bindings, number: int, born: str, by: str, token: str) -> Call:
-    return to.unhold_call(number, born, by, token)
-
-
 _GONE = {"missing": "are gone", "stale": "are gone"}
 
 CANCEL = Change(
     verb="cancel",
     done="cancelled",
     states=WAITING | {RUNNING},
-    call=_cancel,
+    call=Bindings.cancel_call,
     error=NotCancelled,
     words=frozenset({"ok", CANCELLED}),
     refusals={"succeeded": "had ended", "failed": "had ended", **_GONE},
@@ -112,7 +96,7 @@ REQUEUE = Change(
     verb="requeue",
     done="requeued",
     states=frozenset({FAILED, CANCELLED}),
-    call=_requeue,
+    call=Bindings.requeue_call,
     error=NotRequeued,
     refusals={
         "no": "were neither failed nor cancelled",
@@ -124,8 +108,22 @@ REQUEUE = Change(
         **_GONE,
     },
 )
-HOLD = Change("hold", "held", WAITING, _hold, refusals={"no": "do not wait any more", **_GONE}, held=False)
-UNHOLD = Change("unhold", "unheld", frozenset({BLOCKED}), _unhold, refusals={"no": "were not held", **_GONE}, held=True)
+HOLD = Change(
+    verb="hold",
+    done="held",
+    states=WAITING,
+    call=Bindings.hold_call,
+    refusals={"no": "do not wait any more", **_GONE},
+    held=False,
+)
+UNHOLD = Change(
+    verb="unhold",
+    done="unheld",
+    states=frozenset({BLOCKED}),
+    call=Bindings.unhold_call,
+    refusals={"no": "were not held", **_GONE},
+    held=True,
+)
 
 
 def reprioritizing(priority: int | None, front: bool = False) -> Change:

@@ -136,7 +136,7 @@ class Keepers(Ends):
         if self.swept <= self.now and (
             self.now - self.swept < pause or (self.earlier - self.swept < pause and self.got[0] == "no")
         ):
-            return ["no"]
+            return ["no", self._due_notices()]
         expired = self._expire(limit)
         promoted = self._promote(limit)
         running = self.sets["running"]
@@ -154,8 +154,10 @@ class Keepers(Ends):
         purged = sum(self._purge(name, limit) for name in ("finished", "dropped", "failed"))
         most = max(expired, promoted, len(overdue), settled, purged)
         self.swept = self.now if most < limit else self.now - pause
-        notices = sum(score <= self.now for score in self.sets["notices"].values())
-        return ["ok", *map(str, (promoted, len(overdue), purged, expired, settled, notices))]
+        return ["ok", *map(str, (promoted, len(overdue), purged, expired, settled)), self._due_notices()]
+
+    def _due_notices(self) -> str:
+        return str(sum(score <= self.now for score in self.sets["notices"].values()))
 
     def _expire(self, limit: int) -> int:
         due = sorted((score, n) for n, score in self.sets["expiry"].items() if score <= self.now)[:limit]

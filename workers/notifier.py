@@ -24,7 +24,6 @@ from workers.delivery import deliver, delivery, end_abandoned
 AT_ONCE: Final = 4
 ONE: Final = 1  # taken at a time, and only when it can be told at once: others may have room for the next
 TRIES: Final = 5  # as the script notice has it
-DEAF_S: Final = 15.0  # without a sweep of its own, since others come first, after which a worker asks by itself
 WRITE_S: Final = 30.0  # that it is tried to write down that an end was told
 AGAIN_S: Final = 0.5
 LEAVE_S: Final = 8.0  # that a worker which leaves waits for what is under way to be ended
@@ -45,7 +44,6 @@ class Notifier(threading.Thread):
         self._config = config
         self._worker = worker
         self._broker: Broker | None = None
-        self._heard_at = time.monotonic()
         self._due = threading.Event()
         self._closed = threading.Event()
         self._room = threading.Semaphore(AT_ONCE)
@@ -56,13 +54,7 @@ class Notifier(threading.Thread):
 
     def hear(self, swept: Reply) -> None:
         """Take a sweep's answer, which says how many ends are due. Any thread may; it does not wait."""
-        now = time.monotonic()
-        if swept.word == "ok":
-            self._heard_at = now
-            if int(swept.rest[5]):
-                self.wake()
-        elif now - self._heard_at >= DEAF_S:  # somebody sweeps all the time, `watch foxqueue ls`, and tells no ends
-            self._heard_at = now
+        if int(swept.rest[-1]):
             self.wake()
 
     def wake(self) -> None:

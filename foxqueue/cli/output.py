@@ -8,7 +8,7 @@ import os
 import re
 import sys
 import unicodedata
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TextIO
 
 from foxqueue.errors import FoxqueueError
@@ -136,6 +136,27 @@ def give_up(stream: TextIO | None) -> None:
         stream.flush()
 
 
+def hand_over(put: Callable[[], None], accepted: str) -> bool:
+    """Write what names something that was accepted, on stderr where stdout takes nothing: a script must not lose it.
+
+    Args:
+        put: writes it.
+        accepted: begins the sentence for stderr, like ``job 7 was submitted, but its number``.
+
+    Returns:
+        Whether stdout took it.
+    """
+    try:
+        put()
+        flush()
+    except (NotWritten, BrokenPipeError) as error:
+        why = error.why if isinstance(error, NotWritten) else "nobody reads it"
+        give_up(sys.stdout)
+        say(f"{accepted} could not be written: {why}")
+        return False
+    return True
+
+
 def write_json(value: Any) -> None:
     """JSON on stdout, in ASCII: no text in it can disturb a terminal or a locale."""
     write(json.dumps(value, indent=2) + "\n")
@@ -144,6 +165,11 @@ def write_json(value: Any) -> None:
 def on_terminal() -> bool:
     """Whether people read stdout."""
     return sys.stdout is not None and sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
+
+
+def can_ask() -> bool:
+    """Whether somebody is there who can be asked something."""
+    return all(stream is not None and stream.isatty() for stream in (sys.stdin, sys.stderr))
 
 
 def table(headers: Sequence[str], rows: Sequence[Sequence[Any]], right: Sequence[str] = ()) -> None:

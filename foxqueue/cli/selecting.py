@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import wraps
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -160,6 +159,6 @@ def agreed(what: str, count: int, yes: bool) -> bool:
     if yes or count <= SOME:
         return True
     question = f"{what} {count:,} jobs"
-    if sys.stdin is None or not sys.stdin.isatty() or sys.stderr is None or not sys.stderr.isatty():
+    if not output.can_ask():
         raise InvalidInput(f"{question}? give --yes to do that; --dry-run shows which they are. Nothing was changed")
     return click.confirm(f"foxqueue: {question}?", err=True)

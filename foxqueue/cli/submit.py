@@ -118,17 +118,15 @@ def _what_came(job: Job) -> str:
 
 
 def _tell_number(job: Job, quiet: bool, as_json: bool) -> int:
-    """Say which job it is, on stderr where stdout takes nothing: a script must not lose an accepted job."""
-    try:
+    """Say which job it is."""
+
+    def put() -> None:
         if as_json:
             output.write_json(job.to_dict())
         else:
             output.write(f"{job.number}\n" if quiet else f"{_what_came(job)}\n")
-        output.flush()
-    except (output.NotWritten, BrokenPipeError) as error:
-        why = error.why if isinstance(error, output.NotWritten) else "nobody reads it"
-        output.give_up(sys.stdout)
-        output.say(f"job {job.number} was submitted, but its number could not be written: {why}")
+
+    if not output.hand_over(put, f"job {job.number} was submitted, but its number"):
         return 1
     if not quiet and not as_json and output.on_terminal():
         output.say(f"foxqueue logs -f {job.number} follows it, foxqueue cancel {job.number} ends it")

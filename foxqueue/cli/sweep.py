@@ -104,7 +104,7 @@ def sweep(
         options = asked(context, last)
         plan = _plan(words(context, argv, elsewhere="cwd" in options), params, files, lines, name_template)
     large = plan.total > MAX_RUNS
-    if large and not dry_run and not yes and _on_terminal():
+    if large and not dry_run and not yes and output.can_ask():
         yes = click.confirm(f"foxqueue: enqueue {plan.total:,} runs?", err=True)
         if not yes:
             output.say("nothing was enqueued")
@@ -126,10 +126,6 @@ def _plan(
     axes = [of_option(text) for text in params] + [axis for path in files for axis in of_file(path)]
     axes += [of_lines(lines)] if lines is not None else []
     return Plan(command(argv), axes, name_template)
-
-
-def _on_terminal() -> bool:
-    return all(stream is not None and stream.isatty() for stream in (sys.stdin, sys.stderr))
 
 
 def _show(plan: Plan, as_json: bool) -> int:
@@ -189,9 +185,10 @@ class _Progress:
 
 
 def _tell(group: Group, quiet: bool, as_json: bool) -> int:
-    """Say which group it is, on stderr where stdout takes nothing: a script must not lose an accepted sweep."""
+    """Say which group it is."""
     numbers = [f"{some[0]}-{some[-1]}" if len(some) > 1 else str(some[0]) for some in group.numbers]
-    try:
+
+    def put() -> None:
         if as_json:
             output.write_json({"group": group.name, "total": group.total, "numbers": ",".join(numbers)})
         elif quiet:
@@ -199,11 +196,8 @@ def _tell(group: Group, quiet: bool, as_json: bool) -> int:
         else:
             which = ",".join(numbers if len(numbers) <= RANGES else [*numbers[: RANGES - 1], "…", numbers[-1]])
             output.write(f"group {group.name}: {_count(group.total, 'job')} ({which})\n")
-        output.flush()
-    except (output.NotWritten, BrokenPipeError) as error:
-        why = error.why if isinstance(error, output.NotWritten) else "nobody reads it"
-        output.give_up(sys.stdout)
-        output.say(f"group {group.name} is in the queue, but its name could not be written: {why}")
+
+    if not output.hand_over(put, f"group {group.name} is in the queue, but its name"):
         return 1
     if not quiet and not as_json and output.on_terminal():
         output.say(f"foxqueue groups tells of it, foxqueue cancel --group {group.name} ends it")

@@ -1,6 +1,6 @@
 -- dissolve: scheduled, blocked, pending -> -, cancelled
 -- NEEDS prefix
--- FOUND dropped ZSET, expiry ZSET, failed ZSET, filling ZSET, groups ZSET, notices ZSET, unfinished HASH
+-- FOUND dropped ZSET, expiry ZSET, failed ZSET, filling ZSET, groups ZSET, notices ZSET
 -- FOUND members:<group> ZSET job -> its number, awaited:<group> SET
 -- A group that nobody completes goes, with its jobs, which nobody has seen; one for which others wait is cancelled.
 local ABANDONED_MS = 600000
@@ -35,8 +35,8 @@ local function dissolve(limit)
       redis.call('ZREM', named('notices'), n)
       redis.call('ZREM', named('dropped'), n)
       redis.call('ZREM', named('failed'), n)
-      if waits and job[3] and job[3] ~= '' and redis.call('HINCRBY', named('unfinished'), job[3], -1) <= 0 then
-        redis.call('HDEL', named('unfinished'), job[3])
+      if waits then
+        count_out(job[3])
       end
       erase(n)
     end

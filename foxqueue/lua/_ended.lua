@@ -58,12 +58,17 @@ end
 -- What an end has to do with, in this order.
 local LEAVING = { 'user', 'shape', 'dependents', 'notify', 'expires_at', 'started_at' }
 
-local function lay_down(n, state, reason, owner, shape_name, has_dependents, notify, expires_at, started)
-  local set = state == 'failed' and state or started and 'finished' or 'dropped'
-  redis.call('ZADD', named(set), digits(now_ms), n)
+-- One job less of a user that has not ended.
+local function count_out(owner)
   if owner and owner ~= '' and redis.call('HINCRBY', named('unfinished'), owner, -1) <= 0 then
     redis.call('HDEL', named('unfinished'), owner)
   end
+end
+
+local function lay_down(n, state, reason, owner, shape_name, has_dependents, notify, expires_at, started)
+  local set = state == 'failed' and state or started and 'finished' or 'dropped'
+  redis.call('ZADD', named(set), digits(now_ms), n)
+  count_out(owner)
   local group = group_of(shape_name)
   if group then
     redis.call('HINCRBY', group_key(group), state, 1)

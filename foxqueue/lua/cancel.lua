@@ -10,22 +10,15 @@
 -- ARGV[3] number
 -- ARGV[4] born of the job meant, or '' for whatever has the number
 -- ARGV[5] by who asks
--- INCLUDE _drains _clock _event _job _group _request _device _idle _ended _waiting _cancel
+-- INCLUDE _drains _clock _event _job _group _request _meant _device _idle _ended _waiting _cancel
 -- RETURNS {cancelled, instance} ended now or before, {ok, instance} running and asked to stop,
 -- RETURNS {succeeded | failed, instance} had ended, {missing, instance}, {stale, instance} the number is another job's
-local earlier = answered()
-if earlier then
-  return { earlier, life }
-end
-local job = read_job(number, 'state', 'shape', 'worker', 'born', 'dependents')
-if not job or not job[1] then
-  return { answer('missing'), life }
-end
-if born ~= '' and job[4] ~= born then
-  return { answer('stale'), life }
+local job, reply = meant('shape', 'worker', 'dependents')
+if not job then
+  return reply
 end
 local word = cancel_one(number, job, by)
-if job[5] then
+if job[4] then
   -- HERE _aging _ready _parents _settle
   settle(100)
 end

@@ -10,25 +10,18 @@
 -- ARGV[5] by who asks
 -- FOUND blocked ZSET
 -- FOUND job:<n> HASH
--- INCLUDE _drains _clock _event _job _request _waiting
+-- INCLUDE _drains _clock _event _job _request _meant _waiting
 -- RETURNS {ok, instance} it does not start until it is unheld, {no, instance} it runs or has ended,
 -- RETURNS {missing, instance}, {stale, instance} the number is another job's
-local earlier = answered()
-if earlier then
-  return { earlier, life }
-end
-local job = read_job(number, 'state', 'shape', 'born', 'held')
-if not job or not job[1] then
-  return { answer('missing'), life }
-end
-if born ~= '' and job[3] ~= born then
-  return { answer('stale'), life }
+local job, reply = meant('shape', 'held')
+if not job then
+  return reply
 end
 local state = job[1]
 if not is_waiting(state) then
   return { answer('no'), life }
 end
-if not job[4] then
+if not job[3] then
   take_out(number, state, job[2])
   redis.call('ZADD', named('blocked'), digits(now_ms), number)
   redis.call('HSET', job_key(number), 'state', 'blocked', 'held', by)

@@ -13,27 +13,20 @@
 -- ARGV[7] by who asks
 -- FOUND shapes HASH
 -- FOUND job:<n> HASH, pending:<shape> ZSET job -> rank
--- INCLUDE _drains _clock _aging _event _job _request
+-- INCLUDE _drains _clock _aging _event _job _request _meant
 -- RETURNS {ok, instance}, {no, instance} it has ended, or is neither pending nor scheduled and cannot go to the front,
 -- RETURNS {missing, instance}, {stale, instance} the number is another job's
-local earlier = answered()
-if earlier then
-  return { earlier, life }
-end
-local job = read_job(number, 'state', 'shape', 'born', 'priority', 'tick')
-if not job or not job[1] then
-  return { answer('missing'), life }
-end
-if born ~= '' and job[3] ~= born then
-  return { answer('stale'), life }
+local job, reply = meant('shape', 'priority', 'tick')
+if not job then
+  return reply
 end
 local state, to_front = job[1], front == '1'
-if has_ended(state) or not job[2] or not whole(job[5])
+if has_ended(state) or not job[2] or not whole(job[4])
     or (to_front and state ~= 'pending' and state ~= 'scheduled') then
   return { answer('no'), life }
 end
-local level = priority ~= '' and priority or job[4] or '5'
-local rank = tonumber(job[5]) - tonumber(level) * aging()
+local level = priority ~= '' and priority or job[3] or '5'
+local rank = tonumber(job[4]) - tonumber(level) * aging()
 if to_front then
   for _, shape_name in ipairs(redis.call('HKEYS', named('shapes'))) do
     local head = redis.call('ZRANGE', prefix .. 'pending:' .. shape_name, 0, 0, 'WITHSCORES')

@@ -14,40 +14,32 @@
 -- ARGV[5] by who asks
 -- FOUND blocked ZSET, expiry ZSET, notices ZSET, unfinished HASH, unique HASH, unsettled ZSET
 -- FOUND job:<n> HASH, spec:<n> STRING, env:<digest> STRING, result:<n> STRING, value:<n> STRING
--- INCLUDE _drains _clock _aging _settings _event _job _group _request _device _idle _ready _parents _capacity
+-- INCLUDE _drains _clock _aging _settings _event _job _group _request _meant _device _idle _ready _parents _capacity
 -- RETURNS {ok, instance}, {no, instance} for a job that is neither failed nor cancelled, {gone, instance} when its
 -- RETURNS environment is no longer kept, {unreadable, instance} when its record cannot be read,
 -- RETURNS {missing, instance}, {stale, instance} the number is another job's,
 -- RETURNS {exists, instance, number} its unique key is another unfinished job's,
 -- RETURNS {never, instance, why} what it depends on can no longer be met,
 -- RETURNS {full, instance, queue | user, limit, current}
-local earlier = answered()
-if earlier then
-  local word, more = string.match(earlier, '^(%l+):(.*)$')
-  return { word or earlier, life, more }
-end
-local job = read_job(number, 'state', 'born', 'shape', 'priority', 'env', 'user', 'unique')
-if not job or not job[1] then
-  return { answer('missing'), life }
-end
-if born ~= '' and job[2] ~= born then
-  return { answer('stale'), life }
+local job, reply = meant('shape', 'priority', 'env', 'user', 'unique', 'born')
+if not job then
+  return reply
 end
 local before = job[1]
 if before ~= 'failed' and before ~= 'cancelled' then
   return { answer('no'), life }
 end
 local spec = redis.pcall('STRLEN', prefix .. 'spec:' .. number)
-if not job[3] or not whole(job[4]) or not whole(job[2]) or type(spec) ~= 'number' or spec == 0 then
+if not job[2] or not whole(job[3]) or not whole(job[7]) or type(spec) ~= 'number' or spec == 0 then
   return { answer('unreadable'), life }
 end
-if job[5] and job[5] ~= '' and redis.call('EXISTS', prefix .. 'env:' .. job[5]) == 0 then
+if job[4] and job[4] ~= '' and redis.call('EXISTS', prefix .. 'env:' .. job[4]) == 0 then
   return { answer('gone'), life }
 end
-local holder = job[7] and redis.call('HGET', named('unique'), job[7])
+local holder = job[6] and redis.call('HGET', named('unique'), job[6])
 if holder and holder ~= number then
   local other = read_job(holder, 'state', 'unique')
-  if other and other[1] and not has_ended(other[1]) and other[2] == job[7] then
+  if other and other[1] and not has_ended(other[1]) and other[2] == job[6] then
     answer('exists:' .. holder)
     return { 'exists', life, holder }
   end
@@ -78,7 +70,7 @@ for _, edge in ipairs(holder and holder ~= number and runs_before(holder) or {})
     open = open + 1
   end
 end
-local full = too_many(job[6], 1, 1)
+local full = too_many(job[5], 1, 1)
 if full then
   return full
 end
@@ -86,7 +78,7 @@ end
 -- It begins anew, at the end of its priority, with the identity that it had. What an old run may still say about
 -- itself goes by `settled` and the fence, which stay.
 local job_tick = tick()
-local rank = rank_of(job_tick, job[4])
+local rank = rank_of(job_tick, job[3])
 redis.call('ZREM', finished, number)
 redis.call('ZREM', failed, number)
 redis.call('ZREM', named('dropped'), number)
@@ -98,16 +90,16 @@ redis.call('HSET', job_key(number), 'state', 'pending', 'reason', '', 'detail', 
 redis.call('HDEL', job_key(number), 'cancel_requested', 'exit_code', 'due_at', 'started_at', 'finished_at', 'worker',
   'host', 'gpus', 'held', 'expires_at', 'poison', 'boot', 'release_requested')
 redis.call('UNLINK', prefix .. 'result:' .. number, prefix .. 'value:' .. number)
-if job[6] and job[6] ~= '' then
-  redis.call('HINCRBY', named('unfinished'), job[6], 1)
+if job[5] and job[5] ~= '' then
+  redis.call('HINCRBY', named('unfinished'), job[5], 1)
 end
-if job[7] then
-  redis.call('HSET', named('unique'), job[7], number)
+if job[6] then
+  redis.call('HSET', named('unique'), job[6], number)
 end
 if redis.call('HEXISTS', job_key(number), 'notify') == 1 then
   redis.call('HSET', job_key(number), 'notify', '0')
 end
-count_in_group(job[3], before, -1)
+count_in_group(job[2], before, -1)
 local to = 'pending'
 if #edges > 0 then
   tie(number, edges)
@@ -118,7 +110,7 @@ if open > 0 then
   redis.call('HSET', job_key(number), 'state', to)
   redis.call('ZADD', named('blocked'), digits(now_ms), number)
 else
-  ready(number, job[3], rank)
+  ready(number, job[2], rank)
 end
 event('requeue', number, 'from', before, 'to', to, 'by', by)
 return { answer('ok'), life }

@@ -20,13 +20,18 @@
 -- INCLUDE _drains _clock _aging _settings _limits _event _job _group _device _idle _ready _ended _waiting _parents _settle
 -- INCLUDE _history _lost _promote _expire _reap _purge _dissolve
 -- RETURNS {ok, instance, promoted, reaped, purged, expired, settled, notices that are due}: a number that is the
--- RETURNS limit means that there is more; or {no, instance} when another swept within the last second
+-- RETURNS limit means that there is more; or {no, instance, notices that are due} when another swept within the last
+-- RETURNS second
 limit = tonumber(limit)
 local may_reap = look()
 local last = tonumber(redis.call('GET', swept) or '0') or 0
 local pause_ms = math.floor(math.min(1000, ttl_ms / 4))
+local function due_notices()
+  return digits(redis.call('ZCOUNT', named('notices'), '-inf', digits(now_ms)))
+end
+
 if now_ms - last < pause_ms and now_ms >= last then
-  return { 'no', life }
+  return { 'no', life, due_notices() }
 end
 local expired = expire(limit)
 local promoted = promote(limit)
@@ -44,4 +49,4 @@ local purged = purge(limit)
 local most = math.max(promoted, reaped, purged, expired, settled)
 redis.call('SET', swept, digits(most < limit and now_ms or now_ms - pause_ms))
 return { 'ok', life, digits(promoted), digits(reaped), digits(purged), digits(expired), digits(settled),
-  digits(redis.call('ZCOUNT', named('notices'), '-inf', digits(now_ms))) }
+  due_notices() }

@@ -10,26 +10,19 @@
 -- ARGV[3] number
 -- ARGV[4] born of the job meant, or '' for whatever has the number
 -- ARGV[5] by who asks
--- INCLUDE _drains _clock _aging _event _job _group _request _device _idle _ready _ended _parents _settle
+-- INCLUDE _drains _clock _aging _event _job _group _request _meant _device _idle _ready _ended _parents _settle
 -- RETURNS {ok, instance} it takes its place again, {no, instance} it is not held,
 -- RETURNS {missing, instance}, {stale, instance} the number is another job's
-local earlier = answered()
-if earlier then
-  return { earlier, life }
+local job, reply = meant('held', 'parents')
+if not job then
+  return reply
 end
-local job = read_job(number, 'state', 'born', 'held', 'parents')
-if not job or not job[1] then
-  return { answer('missing'), life }
-end
-if born ~= '' and job[2] ~= born then
-  return { answer('stale'), life }
-end
-if job[1] ~= 'blocked' or not job[3] then
+if job[1] ~= 'blocked' or not job[2] then
   return { answer('no'), life }
 end
 redis.call('HDEL', job_key(number), 'held')
 local to = 'blocked'
-if count(job[4]) <= 0 then
+if count(job[3]) <= 0 then
   to = unblock(number, false)
 end
 event('unhold', number, 'from', 'blocked', 'to', to, 'by', by)

@@ -19,7 +19,6 @@ from workplace import Workplace, workplace
 from foxqueue.config import load_config
 from foxqueue.messages import Reply
 from foxqueue.processes import ProcessId
-from workers import notifier as module
 from workers.notifier import Notifier
 
 TOLD = 'echo "$FOXQUEUE_JOB_ID $FOXQUEUE_JOB_STATE $FOXQUEUE_JOB_REASON $FOXQUEUE_NAMESPACE" >> '
@@ -296,9 +295,9 @@ def test_what_escaped_from_a_dead_worker_is_found_by_its_mark(tmp_path: Path, wh
 
 
 def test_an_end_is_told_where_a_client_sweeps_all_the_time(tmp_path: Path) -> None:
-    """Given a client that looks again and again, so that workers are told of no end: one asks by itself."""
+    """Given a client that looks again and again, so that no worker's sweep does anything: it tells what is due."""
     with workplace(tmp_path) as place:
-        place.start(before="import workers.notifier; workers.notifier.DEAF_S = 1.0")
+        place.start()
         over = threading.Event()
 
         def look() -> None:
@@ -317,19 +316,18 @@ def test_an_end_is_told_where_a_client_sweeps_all_the_time(tmp_path: Path) -> No
             client.join()
 
 
-def test_a_worker_asks_by_itself_only_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_that_comes_too_late_to_sweep_hears_what_is_due() -> None:
     notifier = Notifier(load_config(environ={}), "w1")
-    notifier.hear(Reply("no", "i"))
+    notifier.hear(Reply("no", "i", (b"0",)))
     assert not notifier._due.is_set()
-    monkeypatch.setattr(module, "DEAF_S", 0.0)
-    notifier.hear(Reply("no", "i"))
+    notifier.hear(Reply("no", "i", (b"1",)))
     assert notifier._due.is_set()
 
 
 def test_where_nothing_is_due_nothing_is_opened() -> None:
     notifier = Notifier(load_config(environ={}), "w1")
     notifier.start()
-    for swept in (Reply("no", "i"), Reply("ok", "i", (b"5", b"0", b"0", b"0", b"0", b"0"))):
+    for swept in (Reply("no", "i", (b"0",)), Reply("ok", "i", (b"5", b"0", b"0", b"0", b"0", b"0"))):
         notifier.hear(swept)
     notifier.close()
     assert not notifier.is_alive()
