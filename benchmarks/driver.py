@@ -9,9 +9,10 @@ import random
 from foxqueue.broker import CHUNK_JOBS, Broker, Claimed, NewJob
 from foxqueue.capture import capture
 from foxqueue.codec import pack
-from foxqueue.gpu import Device, Observation
+from foxqueue.gpu import Device
 from foxqueue.messages import Environment, Reply
 from foxqueue.presence import Presence
+from foxqueue.probing import Observation
 from foxqueue.scripts import Call, Script
 
 SHAPE = "g1"

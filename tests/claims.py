@@ -11,8 +11,9 @@ from typing import Any
 
 from foxqueue import Client
 from foxqueue.claiming import Claim
-from foxqueue.gpu import Device, discover
+from foxqueue.gpu import Device
 from foxqueue.places import home_id
+from foxqueue.survey import discover
 
 SIMULATE = "2x24G"
 

@@ -7,7 +7,7 @@ import socket
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from foxqueue import gpu, nvml
+from foxqueue import nvml, survey
 from foxqueue.devices import SeenDevice
 from foxqueue.doctor.check import Check, make
 from foxqueue.doctor.machine import locks
@@ -55,7 +55,7 @@ def loaded_module(path: Path = Path("/proc/driver/nvidia/version")) -> str:
 
 def devices(served: str, environ: Mapping[str, str]) -> Iterator[Check]:
     """Which GPUs a worker would find here, and where their locks lie."""
-    found = gpu.survey(None, 0, "doctor", socket.gethostname(), environ)
+    found = survey.survey(None, 0, "doctor", socket.gethostname(), environ)
     real = [device for device in found.devices if device.kind == "nvml"]
     if real:
         yield Check("devices", True, ", ".join(f"{device.name} ({device.uuid})" for device in real))

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from foxqueue import gpu
+from foxqueue import gpu, probing, survey
 from foxqueue.errors import InvalidInput, NoDevice
 
 
 def made(simulate: str | None, cpu: int = 0, identity: str = "home", host: str = "host") -> list[gpu.Device]:
     environ = {"CUDA_VISIBLE_DEVICES": ""}  # whatever this machine has, it stays out
-    return gpu.discover(simulate, cpu, identity, host, environ)
+    return survey.discover(simulate, cpu, identity, host, environ)
 
 
 def test_simulated_devices_and_cpu_slots() -> None:
@@ -97,7 +97,7 @@ def test_find() -> None:
         assert gpu.find(devices, ref) is second
     assert gpu.find(devices, "cpu:0") is slot
     assert gpu.find(devices, "0") is first
-    for ref in ("2", "cpu:1", "", "SIM-", "00", first.uuid[:-1]):
+    for ref in ("2", "cpu:1", "", "SIM-", "00", "0/1", first.uuid[4:], first.uuid + "0"):
         with pytest.raises(NoDevice) as refused:
             gpu.find(devices, ref)
         assert f"no device {ref!r} here" in str(refused.value)
@@ -106,7 +106,55 @@ def test_find() -> None:
         gpu.find([slot], "0")
 
 
+def test_find_by_the_beginning_of_a_uuid() -> None:
+    one, other = (gpu.Device(f"GPU-aa1{last}", index, "T4", "nvml", 1) for index, last in enumerate("2f"))
+    assert gpu.find([one, other], "GPU-aa12") is one and gpu.find([one, other], "gpu-AA1F") is other
+    assert gpu.find([one], "GPU-a") is one
+    with pytest.raises(InvalidInput) as refused:
+        gpu.find([one, other], "GPU-aa1")
+    assert "'GPU-aa1' may mean more than one device" in str(refused.value)
+    assert "gpu:0 (T4, GPU-aa12), gpu:1 (T4, GPU-aa1f)" in str(refused.value)
+    longer = gpu.Device("GPU-aa12b", 2, "T4", "nvml", 1)
+    assert gpu.find([longer, one], "GPU-aa12") is one, "a whole UUID means itself"
+
+
+def test_find_several() -> None:
+    devices = made("3x24G", cpu=1)
+    assert gpu.find_all(devices, ["sim:2", "0", "cpu:0"]) == [devices[2], devices[0], devices[3]]
+    assert gpu.find_all(devices, []) == []
+    with pytest.raises(InvalidInput) as refused:
+        gpu.find_all(devices, ["1", "cpu:0", devices[1].uuid])
+    assert f"'1' and '{devices[1].uuid}' name the same device" in str(refused.value)
+    with pytest.raises(NoDevice, match="no device '7' here"):
+        gpu.find_all(devices, ["0", "7"])
+
+
+def test_slots_of_a_device() -> None:
+    real = gpu.Device("GPU-b", 1, "T4", "nvml", 15360)
+    slots = [real.as_slot(number) for number in range(3)]
+    assert [(slot.ref, slot.uuid, slot.whole, slot.slot) for slot in slots[:2]] == [
+        ("gpu:1/0", "GPU-b/0", "GPU-b", 0),
+        ("gpu:1/1", "GPU-b/1", "GPU-b", 1),
+    ]
+    assert (real.whole, real.of_slot, real.slot) == ("GPU-b", real, None)
+    assert slots[2].of_slot == real and slots[2].as_slot(1) == slots[1]
+    assert slots[0].memory_total_mib == 15360
+    for ref in ("gpu:1/2", "1/2", "GPU-b/2", "gpu-B/2"):
+        assert gpu.find(slots, ref) is slots[2]
+    with pytest.raises(InvalidInput) as refused:
+        gpu.find(slots, "gpu:1")
+    assert "gpu:1/0 (" in str(refused.value) and "gpu:1/2 (" in str(refused.value)
+    # the job sees the whole GPU, however it is shown
+    assert [gpu.cuda_visible(slots[2], how) for how in ("index", "uuid")] == ["1", "GPU-b"]
+    assert made("1x24G")[0].as_slot(1).ref == "sim:0/1"
+
+
+def test_a_slot_of_a_simulated_device_looks_like_the_whole() -> None:
+    device = made("1x24G")[0]
+    assert probing.Probe(device.as_slot(1)).look(()) == probing.Probe(device).look(())
+
+
 def test_looks_are_always_free() -> None:
     device, slot = made("1x24G", cpu=1)
-    assert gpu.Probe(device).look(()) == gpu.Observation(24576, 24576, None, "free")
-    assert gpu.Probe(slot).look(()) == gpu.Observation(None, None, None, "free")
+    assert probing.Probe(device).look(()) == probing.Observation(24576, 24576, None, "free", memory_used_mib=0)
+    assert probing.Probe(slot).look(()) == probing.Observation(None, None, None, "free")

@@ -11,12 +11,13 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
 LIBRARY = "libnvidia-ml.so.1"
+CUDA = "libcuda.so.1"
 NO_COMPILER = "NO C COMPILER: nothing that needs the NVML stub is tested; install gcc or clang, or set CC"
 
 
@@ -25,22 +26,31 @@ class NoCompiler(Exception):
 
 
 def build(outdir: Path) -> Path:
-    """Compile the library into ``outdir``, unless it is there, and return that folder.
+    """Compile NVIDIA's library into ``outdir``, unless it is there, and return that folder.
 
     Raises:
         NoCompiler: there is none.
         subprocess.CalledProcessError: the source does not compile.
     """
-    library = outdir / LIBRARY
+    return _build(outdir, LIBRARY, "nvml_stub.c")
+
+
+def build_cuda(outdir: Path) -> Path:
+    """As `build`, CUDA's library, for processes that hold memory as CUDA programs do."""
+    return _build(outdir, CUDA, "cuda_stub.c")
+
+
+def _build(outdir: Path, name: str, source: str) -> Path:
+    library = outdir / name
     if library.exists():
         return outdir
     compiler = os.environ.get("CC") or next((cc for cc in ("cc", "gcc", "clang") if shutil.which(cc)), None)
     if not compiler:
         raise NoCompiler(NO_COMPILER)
     outdir.mkdir(parents=True, exist_ok=True)
-    fresh = outdir / f"{LIBRARY}.{os.getpid()}"
-    flags = ["-std=gnu11", "-O2", "-shared", "-fPIC", f"-Wl,-soname,{LIBRARY}"]
-    command = [*compiler.split(), *flags, "-o", str(fresh), str(HERE / "nvml_stub.c"), "-lpthread"]
+    fresh = outdir / f"{name}.{os.getpid()}"
+    flags = ["-std=gnu11", "-O2", "-shared", "-fPIC", f"-Wl,-soname,{name}"]
+    command = [*compiler.split(), *flags, "-o", str(fresh), str(HERE / source), "-lpthread", "-ldl"]
     subprocess.run(command, check=True)
     fresh.replace(library)
     return outdir
@@ -79,20 +89,23 @@ class State:
         env["NVML_STUB_STATE"] = str(self.path)
         return {**env, **more}
 
-    def hold(self, gpu: int, mib: int, pid: int | None = None) -> Path:
-        """Let process ``pid`` (this one) hold memory of a GPU until it ends or the returned file is removed."""
+    def hold(self, gpu: int | str, mib: int, pid: int | None = None) -> Path:
+        """Let process ``pid`` (this one) hold memory of a GPU until it ends or the returned file is removed.
+
+        ``gpu`` is an index; ``1_0`` is MIG instance 0 of GPU 1.
+        """
         return hold(self.procs, gpu, mib, pid)
 
-    def holding(self, gpu: int, mib: int) -> list[str]:
+    def holding(self, gpu: int | str, mib: int) -> list[str]:
         """A command that holds memory of a GPU, prints ``holding`` and goes on until it is killed."""
         code = (
             f"import sys, signal; sys.path.insert(0, {str(HERE)!r}); import nvml_stub; from pathlib import Path\n"
-            f"nvml_stub.hold(Path({str(self.procs)!r}), {gpu}, {mib}); print('holding', flush=True); signal.pause()"
+            f"nvml_stub.hold(Path({str(self.procs)!r}), {gpu!r}, {mib}); print('holding', flush=True); signal.pause()"
         )
         return [sys.executable, "-c", code]
 
 
-def hold(procs: Path, gpu: int, mib: int, pid: int | None = None) -> Path:
+def hold(procs: Path, gpu: int | str, mib: int, pid: int | None = None) -> Path:
     """As `State.hold`, for a process that has only the folder of holders."""
     file = procs / f"{gpu}.{pid or os.getpid()}"
     fresh = procs / f".{file.name}"  # the stub reads every name of the form GPU.PID…
@@ -131,13 +144,14 @@ class Answered(Exception):
 class Child:
     """A Python process that loads the stub from its start on and runs what it is told, one thing after another.
 
-    Dataclasses come back as dicts, tuples as lists. ``seconds`` is how long the last thing took.
+    Dataclasses come back as dicts, tuples as lists. ``seconds`` is how long the last thing took. ``prefix`` are words
+    in front of its command.
     """
 
-    def __init__(self, env: Mapping[str, str], cwd: Path | None = None) -> None:
+    def __init__(self, env: Mapping[str, str], cwd: Path | None = None, prefix: Sequence[str] = ()) -> None:
         self.seconds = 0.0
         self.process = subprocess.Popen(
-            [sys.executable, "-c", _CHILD],
+            [*prefix, sys.executable, "-c", _CHILD],
             env=dict(env),
             cwd=cwd,
             stdin=subprocess.PIPE,

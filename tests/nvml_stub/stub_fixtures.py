@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import nvml_stub
@@ -31,11 +31,11 @@ def nvml_state(tmp_path: Path, nvml_library: Path) -> nvml_stub.State:
 
 @pytest.fixture
 def start_child(nvml_state: nvml_stub.State) -> Iterator[StartChild]:
-    """Start a process on the fake machine; ``cwd`` and more environment by keyword."""
+    """Start a process on the fake machine; ``cwd``, words before its command and more environment by keyword."""
     children: list[nvml_stub.Child] = []
 
-    def start(cwd: Path | None = None, **more: str) -> nvml_stub.Child:
-        children.append(nvml_stub.Child(nvml_state.env(os.environ, **more), cwd))
+    def start(cwd: Path | None = None, prefix: Sequence[str] = (), **more: str) -> nvml_stub.Child:
+        children.append(nvml_stub.Child(nvml_state.env(os.environ, **more), cwd, prefix))
         return children[-1]
 
     yield start
