@@ -160,8 +160,13 @@ class Bindings:
         *,
         waits: bool = True,
         boot: str = "",
+        declares: Sequence[int] = (),
+        room: int = 0,
     ) -> Call:
-        """Ask for the best job of the ``fitting`` shapes; see ``claim.lua`` for the answers."""
+        """Ask for the best job of the ``fitting`` shapes; see ``claim.lua`` for the answers.
+
+        For a slot ``declares`` has the MiB of each shape (0: not now), and ``room`` those of the whole device.
+        """
         return self.scripts.call(
             "claim",
             worker=worker,
@@ -172,6 +177,8 @@ class Bindings:
             version=version,
             woken=",".join(woken),
             waits=int(waits),
+            declares=",".join(map(str, declares)),
+            room=room,
             fitting=list(fitting),
         )
 
@@ -238,9 +245,16 @@ class Bindings:
         )
 
     def register_call(
-        self, worker: str, device: str, sequence: int, seen: bytes, host: str = "", boot: str = ""
+        self,
+        worker: str,
+        device: str,
+        sequence: int,
+        seen: bytes,
+        host: str = "",
+        boot: str = "",
+        noted: Sequence[tuple[str, int | str, str]] = (),
     ) -> Call:
-        """The worker lives and sees this."""
+        """The worker lives and sees this; ``noted`` goes into the trail: event, job or "", text."""
         return self.scripts.call(
             "register",
             worker=worker,
@@ -250,7 +264,86 @@ class Bindings:
             candidate=_candidate(),
             host=host,
             boot=boot,
+            noted=[_text(word) if isinstance(word, str) else word for words in noted for word in words],
         )
+
+    def withhold_call(
+        self, device: str, word: str, kind: str, text: str, boot: str, worker: str, job: int = 0, token: str = ""
+    ) -> Call:
+        """Nobody gets the device: ``dirty`` or ``quarantined``, of kind memory, fault, ecc or failures."""
+        return self.scripts.call(
+            "withhold",
+            token=token or new_token(),
+            device=device,
+            word=word,
+            kind=kind,
+            text=_text(" ".join(text.split())),
+            boot=boot,
+            worker=worker,
+            number=job or "",
+        )
+
+    def clear_call(self, device: str, by: str, token: str, kind: str = "") -> Call:
+        """A device that was withheld, for this kind or any, may be used again."""
+        return self.scripts.call("clear", token=token, device=device, kind=kind, by=_text(by))
+
+    def forget_call(self, device: str, by: str, token: str) -> Call:
+        """A device that is not there any more leaves the lists."""
+        return self.scripts.call("forget", token=token, device=device, by=_text(by))
+
+    # --- leases without a job -------------------------------------------------------------------------------
+
+    def lease_acquire_call(
+        self,
+        token: str,
+        devices: Sequence[str],
+        holder: str,
+        *,
+        priority: int = 5,
+        version: str = "?",
+        fitting: Sequence[str] = (),
+        declares: int = 0,
+        room: int = 0,
+        waited_ms: int = 0,
+        contended: int = 0,
+    ) -> Call:
+        """Grant these devices, all or none; see ``lease_acquire.lua`` for the answers."""
+        return self.scripts.call(
+            "lease_acquire",
+            token=token,
+            holder=_text(holder),
+            devices=",".join(devices),
+            priority=str(priority),
+            waited_ms=str(waited_ms),
+            contended=str(contended),
+            declares=str(declares),
+            room=str(room),
+            candidate=_candidate(),
+            version=version,
+            fitting=list(fitting),
+        )
+
+    def lease_wait_call(
+        self, token: str, devices: Sequence[str], holder: str, *, priority: int = 5, needs: int = 1
+    ) -> Call:
+        """Stand in the lines of these devices and of no others; ``needs`` 0: wait no more."""
+        return self.scripts.call(
+            "lease_wait",
+            token=token,
+            holder=_text(holder),
+            devices=",".join(devices),
+            priority=priority,
+            needs=needs,
+            candidate=_candidate(),
+        )
+
+    def lease_renew_call(self, token: str, fence: int | str, devices: Sequence[str]) -> Call:
+        """The lease goes on."""
+        return self.scripts.call("lease_renew", token=token, fence=fence, devices=",".join(devices))
+
+    def lease_release_call(self, token: str, fence: int | str, devices: Sequence[str]) -> Call:
+        """The lease, or that of some of its devices, has ended."""
+        return self.scripts.call("lease_release", token=token, fence=fence, devices=",".join(devices))
 
     def notice_call(self, limit: int) -> Call:
         """Take ended jobs whose end is to be told."""

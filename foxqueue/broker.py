@@ -215,6 +215,11 @@ class Broker(Commands):
         """Look once; any client may."""
         return self.send(self.sweep_call())[0]
 
+    def withheld(self, device: str) -> str:
+        """Why nobody gets a device, as in :mod:`foxqueue.withheld`; "" when it is not withheld."""
+        found = self.connection.answer(("HGET", self.keys.withheld, device), "withheld")
+        return found.decode("utf-8", "replace") if isinstance(found, bytes) else ""
+
     def claimed_by(self, worker: str, device: str) -> tuple[int, str] | None:
         """The run that a worker's last claim got it, if it still has the device: job number and fence.
 

@@ -243,7 +243,7 @@ class Commands(Sender):
         return self.resend(self.open_call(group, filling, None, by, token), token).word
 
     def force_release(self, device: str, by: str, token: str | None = None) -> tuple[str, int | None]:
-        """Take a device from the job that runs on it; the run ends as lease_lost.
+        """Take a device from the job that runs on it, which ends as lease_lost, or from the holder of its lease.
 
         Args:
             device: uuid.
@@ -251,8 +251,27 @@ class Commands(Sender):
             token: of an earlier request that had no answer.
 
         Returns:
-            ``ok`` and the job, or ``no`` and None when none runs there.
+            ``ok`` and the job (None for a lease), or ``no`` and None when nobody has it.
         """
         token = token or new_token()
         reply = self.resend(self.force_release_call(device, by, token), token)
         return reply.word, int(reply.rest[0]) if reply.rest[0] else None
+
+    def clear(self, device: str, by: str, token: str | None = None) -> str:
+        """Let a device be used again that was dirty or quarantined.
+
+        Returns:
+            ``ok``, or ``no``: it was not withheld.
+        """
+        token = token or new_token()
+        return self.resend(self.clear_call(device, by, token), token).word
+
+    def forget(self, device: str, by: str, token: str | None = None) -> tuple[str, str]:
+        """Take a device from the lists that is not there any more.
+
+        Returns:
+            ``ok``, ``missing``, or ``no`` and why: ``live`` (its worker was heard of lately) or ``granted``.
+        """
+        token = token or new_token()
+        reply = self.resend(self.forget_call(device, by, token), token)
+        return reply.word, reply.rest[0].decode() if reply.rest else ""

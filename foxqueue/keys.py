@@ -93,6 +93,22 @@ class Keys:
         """STRING, PX: fence, the grant's heartbeat."""
         return self._key(f"lease:{device}")
 
+    def lease_waiting(self, device: str) -> str:
+        """ZSET, PX 10 min: tokens of those who wait for a lease of the device -> rank."""
+        return self._key(f"lease_waiting:{device}")
+
+    def waiter(self, token: str) -> str:
+        """HASH, PX 1 min: who waits for a lease: rank, devices, needs, holder. While it is there, the waiter lives."""
+        return self._key(f"waiter:{token}")
+
+    def turn(self, device: str) -> str:
+        """STRING, PX 5 s: whose turn it is to take a free device, a token or ``jobs``, and since when, ms."""
+        return self._key(f"turn:{device}")
+
+    def declared(self, device: str) -> str:
+        """HASH: slot of a device -> MiB that its run or lease has declared."""
+        return self._key(f"declared:{device}")
+
     def idle_for(self, shape: str) -> str:
         """ZSET: idle workers registered for one shape -> ms since when."""
         return self._key(f"idle:{shape}")
@@ -192,8 +208,24 @@ class Keys:
 
     @property
     def granted(self) -> str:
-        """HASH: device -> ``<fence> job:<n>``, ``<fence> released:<n>``, ``<fence> dirty`` or ``<fence> -``."""
+        """HASH: device -> ``<fence> job:<n>``, ``<fence> released:<n>``, ``<fence> lease:<token>``, ``<fence>
+        released_lease:<token>`` or ``<fence> -``: its last grant."""
         return self._key("granted")
+
+    @property
+    def holders(self) -> str:
+        """HASH: device -> who has a lease of it without a job, tab-separated: see :mod:`foxqueue.holders`."""
+        return self._key("holders")
+
+    @property
+    def withheld(self) -> str:
+        """HASH: device -> why nobody gets it (dirty, quarantined), tab-separated: word, ms, boot id, kind, text."""
+        return self._key("withheld")
+
+    @property
+    def lease_stats(self) -> str:
+        """HASH: counters of leases without jobs: acquired, contended, released, lost, wait_ms, hold_ms."""
+        return self._key("lease_stats")
 
     @property
     def claims(self) -> str:

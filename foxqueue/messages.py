@@ -8,7 +8,9 @@ from hashlib import sha256
 from typing import Any, NamedTuple
 
 from foxqueue.codec import pack
-from foxqueue.settings import MODEL_PRIORITIES, PRIORITY_FIELD
+from foxqueue.settings import DEFAULTS, MODEL_PRIORITIES, PRIORITY_FIELD, ignored
+
+_TEXTS = ("ignore_processes",)
 
 
 @dataclass(frozen=True)
@@ -22,6 +24,11 @@ class NamespaceSettings:
         retain_failed_ms, retain_failed_count: the same for failed ones.
         max_unfinished, max_unfinished_user: how many jobs may wait or run, in all and of one user.
         expires_ms: after which a job that has not started is cancelled, where it says nothing itself.
+        occupied_over_mib: memory of strangers' processes above which a GPU is occupied.
+        ignore_processes: command names with commas between them that are no strangers.
+        admission_samples: how many looks must show the free memory that a job is given.
+        memory_return_ms: how long a run's memory may take to come back before its GPU is dirty.
+        fast_failures: runs in a row that fail at once with an error of CUDA's driver before a GPU is quarantined.
         priorities: model type in lower case -> 0-9.
     """
 
@@ -40,6 +47,11 @@ class NamespaceSettings:
     max_unfinished: int
     max_unfinished_user: int
     expires_ms: int
+    occupied_over_mib: int
+    ignore_processes: str
+    admission_samples: int
+    memory_return_ms: int
+    fast_failures: int
     priorities: Mapping[str, int] = field(default_factory=dict)
 
     @classmethod
@@ -50,13 +62,20 @@ class NamespaceSettings:
             ValueError: a setting is no number.
         """
         found = dict(zip(map(bytes.decode, reply.rest[::2]), map(bytes.decode, reply.rest[1::2]), strict=True))
-        numbers = {one.name: int(found[one.name]) for one in fields(cls) if one.name in found}
+        known = {**DEFAULTS, **{one.name: found[one.name] for one in fields(cls) if one.name in found}}
+        read: dict[str, Any] = {name: str(known.pop(name)) for name in _TEXTS}
+        read |= {name: int(value) for name, value in known.items()}
         priorities = {
             name.removeprefix(PRIORITY_FIELD): int(value)
             for name, value in found.items()
             if name.startswith(PRIORITY_FIELD)
         }
-        return cls(reply.instance, **numbers, priorities={**MODEL_PRIORITIES, **priorities})
+        return cls(reply.instance, **read, priorities={**MODEL_PRIORITIES, **priorities})
+
+    @property
+    def ignored(self) -> tuple[str, ...]:
+        """The names of ignore_processes."""
+        return ignored(self.ignore_processes)
 
 
 class NewJob(NamedTuple):
@@ -118,11 +137,12 @@ class Claimed:
     retry_delay_ms: int
     env_digest: str
     spec: bytes
+    shape: str = ""
 
     @classmethod
     def of(cls, reply: Reply) -> Claimed:
         """Read the answer ``ok`` of a claim."""
-        number, fence, born, attempt, losses, delay, digest, spec = reply.rest
+        number, fence, born, attempt, losses, delay, digest, spec, shape = reply.rest
         return cls(
             reply.instance,
             int(number),
@@ -133,4 +153,5 @@ class Claimed:
             int(delay),
             digest.decode(),
             spec,
+            shape.decode(),
         )

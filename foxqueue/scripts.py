@@ -59,11 +59,11 @@ class Call:
 
     def evalsha(self) -> tuple[Value, ...]:
         """The command to send."""
-        return ("EVALSHA", self.script.sha, len(self.script.keys), *self.parts)
+        return ("EVALSHA", self.script.sha, str(len(self.script.keys)), *self.parts)
 
     def eval(self) -> tuple[Value, ...]:
         """The same with the script's text, for a server that has forgotten it."""
-        return ("EVAL", self.script.text, len(self.script.keys), *self.parts)
+        return ("EVAL", self.script.text, str(len(self.script.keys)), *self.parts)
 
 
 @cache

@@ -1,12 +1,14 @@
 """The settings of a namespace as people name, write and read them. Pure.
 
-Their defaults stand in the Lua files that use them; here is what each means and may be.
+Their defaults stand in the Lua files that use them, and here where no script does; here is what each means and may be.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from foxqueue.errors import InvalidInput
 from foxqueue.units import parse_duration, parse_priority
@@ -16,6 +18,20 @@ PRIORITY_FIELD = "priority:"  # in the hash, before the model type
 OFF = 10**15  # ms, or jobs: longer than anything lasts, and exact in Lua
 AGING_OFF_US = 365 * 86400 * 1_000_000  # a level of priority is worth a year
 MAX_MODEL = 64  # characters of a model type
+MAX_NAMES = 1000  # characters of ignore_processes
+# What draws a desktop or measures a GPU; command names as /proc/PID/comm has them.
+IGNORED = (
+    "Xorg,Xwayland,gnome-shell,gnome-remote-de,mutter,kwin_x11,kwin_wayland,plasmashell,sddm-greeter,gdm-x-session,"
+    "nvidia-smi,nvtop,nvitop,nv-hostengine,dcgm-exporter,nvidia-persiste"
+)
+# Of what no script looks at: what workers and leases do about a device.
+DEFAULTS: dict[str, int | str] = {
+    "occupied_over_mib": 256,  # a desktop or a monitoring agent holds less, a training run more
+    "ignore_processes": IGNORED,
+    "admission_samples": 3,
+    "fast_failures": 3,
+    "memory_return_ms": 10_000,
+}
 MODEL_PRIORITIES = {"dqn": 8, "ppo": 8, "mamba-2": 5, "tft": 5, "tlob": 2, "liquid": 2}
 
 
@@ -28,16 +44,16 @@ class Setting:
         field: in the hash ``settings``.
         allowed: for messages.
         about: what it does, one sentence.
-        parse: text as written -> number.
-        show: number -> text that parse understands.
+        parse: text as written -> what is meant, a number but for texts.
+        show: that -> text that parse understands.
     """
 
     name: str
     field: str
     allowed: str
     about: str
-    parse: Callable[[str], int]
-    show: Callable[[int], str]
+    parse: Callable[[str], int | str]
+    show: Callable[[Any], str]
 
     def read(self, text: str) -> str:
         """The field's text for what somebody wrote.
@@ -94,12 +110,48 @@ def _size(text: str) -> int:
     return _whole(1, 64 * 1024**2)(str(_whole(1, 65536)(number) * units[unit]))
 
 
+def _mib(text: str) -> int:
+    match = re.fullmatch(r"([0-9]{1,7})([MG])", text, re.IGNORECASE | re.ASCII)
+    if match is None:
+        raise ValueError(text)
+    return _whole(1, 1024**2)(str(int(match[1]) * (1024 if match[2] in "gG" else 1)))
+
+
+def _return(text: str) -> int:
+    seconds = parse_duration(text)
+    if not 0.1 <= seconds <= 600:
+        raise ValueError(text)
+    return round(seconds * 1000)
+
+
+def _names(text: str) -> str:
+    if text.lower() == "none":
+        return ""
+    names = [name.strip() for name in text.split(",")]
+    if not all(name and name.isprintable() for name in names) or len(text) > MAX_NAMES:
+        raise ValueError(text)
+    return ",".join(dict.fromkeys(names))
+
+
+def ignored(names: str) -> tuple[str, ...]:
+    """The command names of the setting ignore_processes."""
+    return tuple(name for name in names.split(",") if name)
+
+
 def _shown_age(ms: int) -> str:
     return "off" if ms >= OFF else _exactly(ms / 1000)
 
 
 def _shown_size(size: int) -> str:
     return f"{size // 1024**2}M" if size % 1024**2 == 0 else f"{size // 1024}K"
+
+
+def _shown_mib(mib: int) -> str:
+    return f"{mib // 1024}G" if mib % 1024 == 0 else f"{mib}M"
+
+
+def _shown_limit(count: int) -> str:
+    return "off" if count >= OFF else str(count)
 
 
 def _exactly(seconds: float) -> str:
@@ -109,6 +161,49 @@ def _exactly(seconds: float) -> str:
             return f"{int(seconds // length)}{unit}"
     return f"{round(seconds * 1000)}ms"
 
+
+_OF_DEVICES = (
+    Setting(
+        "occupied_over",
+        "occupied_over_mib",
+        "a size from 1M to 1024G",
+        "GPU memory of processes that are not ours from which on a GPU counts as occupied.",
+        _mib,
+        _shown_mib,
+    ),
+    Setting(
+        "ignore_processes",
+        "ignore_processes",
+        f"names of commands with commas between them, {MAX_NAMES} characters at most, or none",
+        "Processes that may be on a GPU all the same: those that draw the desktop, say.",
+        _names,
+        lambda names: names or "none",
+    ),
+    Setting(
+        "admission_samples",
+        "admission_samples",
+        "1 to 30",
+        "How many looks in a row, two seconds apart, must show the free memory that a job is given.",
+        _whole(1, 30),
+        str,
+    ),
+    Setting(
+        "memory_return",
+        "memory_return_ms",
+        "a time from 100ms to 10m",
+        "How long a run's memory may take to come back before its GPU counts as dirty.",
+        _return,
+        lambda ms: _exactly(ms / 1000),
+    ),
+    Setting(
+        "fast_failures",
+        "fast_failures",
+        "1 to 1000, or off",
+        "Runs in a row that fail within a minute with an error of CUDA's driver after which a GPU is quarantined.",
+        lambda text: OFF if text.lower() == "off" else _whole(1, 1000)(text),
+        _shown_limit,
+    ),
+)
 
 SETTINGS = {
     setting.name: setting
@@ -127,7 +222,7 @@ SETTINGS = {
             "a number of jobs above 0, or off",
             "How many jobs may wait or run; more are refused.",
             _limit,
-            lambda count: "off" if count >= OFF else str(count),
+            _shown_limit,
         ),
         Setting(
             "max_unfinished_user",
@@ -135,7 +230,7 @@ SETTINGS = {
             "a number of jobs above 0, or off",
             "How many jobs of one user may wait or run.",
             _limit,
-            lambda count: "off" if count >= OFF else str(count),
+            _shown_limit,
         ),
         Setting(
             "expires",
@@ -175,7 +270,7 @@ SETTINGS = {
             "a number of jobs, or off",
             "How many succeeded and cancelled jobs are kept, the newest; those that never started count apart.",
             _count,
-            lambda count: "off" if count >= OFF else str(count),
+            _shown_limit,
         ),
         Setting(
             "retain_failed",
@@ -191,8 +286,9 @@ SETTINGS = {
             "a number of jobs, or off",
             "How many failed jobs are kept, the newest.",
             _count,
-            lambda count: "off" if count >= OFF else str(count),
+            _shown_limit,
         ),
+        *_OF_DEVICES,
     )
 }
 

@@ -43,7 +43,26 @@ TRANSITIONS: Final[dict[str, tuple[frozenset[str], frozenset[str]]]] = {
 
 # Scripts that change no job's state.
 OTHER_SCRIPTS: Final = frozenset(
-    {"configure", "register", "log", "sweep", "force_release", "open", "pause", "resume", "notice", "told", "import"}
+    {
+        "configure",
+        "register",
+        "log",
+        "sweep",
+        "force_release",
+        "open",
+        "pause",
+        "resume",
+        "notice",
+        "told",
+        "import",
+        "lease_acquire",
+        "lease_wait",
+        "lease_renew",
+        "lease_release",
+        "withhold",
+        "clear",
+        "forget",
+    }
 )
 
 # Why a job ended.
@@ -70,7 +89,7 @@ END_REASONS: Final = frozenset(
 )
 
 # Why a run was given back: its job waits again, the attempt not counted.
-RELEASED: Final = frozenset({"worker_lost", "shutdown", "paused", "later"})
+RELEASED: Final = frozenset({"worker_lost", "shutdown", "paused", "later", "quarantined"})
 
 # What a waiting job waits for.
 WAIT_REASONS: Final = frozenset(

@@ -25,6 +25,7 @@ return { lasting, sets, { redis.call('ZRANGE', prefix .. 'expiry', 0, -1),
   redis.call('ZRANGE', prefix .. 'unsettled', 0, -1), redis.call('HVALS', prefix .. 'unique') } }
 """
 OF_A_JOB = re.compile(r"(job|spec|result|value|log|history|blocked_by|dependents):(\d+)")
+OF_A_DEVICE = re.compile(r"declared:(.+)")
 OF_A_GROUP = re.compile(r"(group|members|awaited):(.+)")
 
 
@@ -44,6 +45,9 @@ def unexplained(redis: Redis, keys: Keys) -> list[str]:
         group = OF_A_GROUP.fullmatch(key.removeprefix(keys.prefix))
         if group and redis.zscore(keys.groups, group[2]) is not None:
             continue
+        slotted = OF_A_DEVICE.fullmatch(key.removeprefix(keys.prefix))
+        if slotted and all(_has_grant(redis, keys, f"{slotted[1]}/{slot.decode()}") for slot in redis.hkeys(key)):
+            continue
         if key not in fixed and not (job and len(where.get(job[2], ())) == 1):
             found.append(f"{key} (its job stands in {where.get(job[2], [])})" if job else key)
     there = {key.decode() for key in lasting}
@@ -59,3 +63,8 @@ def unexplained(redis: Redis, keys: Keys) -> list[str]:
         if keys.job(int(number)) not in there
     ]
     return sorted(found)
+
+
+def _has_grant(redis: Redis, keys: Keys, device: str) -> bool:
+    grant = redis.hget(keys.granted, device)
+    return grant is not None and not grant.endswith(b" -")

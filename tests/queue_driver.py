@@ -24,6 +24,8 @@ class Worker:
     version: str = "?"
     woken: list[str] = field(default_factory=list)
     boot: str = ""
+    declares: tuple[int, ...] = ()  # of a slot, MiB of each shape
+    room: int = 0
 
     def claim_call(self, waits: bool = True) -> Call:
         """The next question, not yet sent. What the worker was woken for goes along, once."""
@@ -39,6 +41,8 @@ class Worker:
             self.shapes if waits else (),
             waits=waits,
             boot=self.boot,
+            declares=self.declares if waits else (),
+            room=self.room,
         )
 
     def ask_once(self, waits: bool = True) -> Reply:

@@ -11,6 +11,9 @@ from queue_driver import Queue
 from foxqueue.codec import unpack
 
 DEVICES = {"GPU-1": ("g1", "g1.m1024"), "GPU-2": ("g1",)}
+SLOTS = ("GPU-3/0", "GPU-3/1")  # of a device of ROOM MiB; each can take what GPU-1 can
+WHOLE = "GPU-3"
+ROOM = 2048
 SHAPES = ("g1", "g1.m1024")
 GROUPS = ("a", "b")
 FIELDS = (
@@ -38,8 +41,9 @@ for i, name in ipairs({ 'scheduled', 'blocked', 'running', 'finished', 'dropped'
   sets[i] = { name, redis.call('ZRANGE', prefix .. name, 0, -1) }
 end
 local devices = {}
-for i, name in ipairs({ 'GPU-1', 'GPU-2' }) do
-  devices[i] = { redis.call('HGET', prefix .. 'granted', name), redis.call('GET', prefix .. 'lease:' .. name) }
+for i, name in ipairs({ 'GPU-1', 'GPU-2', 'GPU-3', 'GPU-3/0', 'GPU-3/1' }) do
+  devices[i] = { redis.call('HGET', prefix .. 'granted', name), redis.call('GET', prefix .. 'lease:' .. name),
+    name, redis.call('HGET', prefix .. 'declared:GPU-3', string.match(name, '/(.)$') or '') }
 end
 local groups = {}
 for i, name in ipairs(redis.call('ZRANGE', prefix .. 'groups', 0, -1)) do
@@ -77,7 +81,13 @@ return found
 
 def fits(device: str, shape: str) -> bool:
     """Whether a device can take jobs of a shape, of whatever group."""
-    return shape.partition("@")[0] in DEVICES[device]
+    return shape.partition("@")[0] in (DEVICES.get(device) or DEVICES["GPU-1"])
+
+
+def declares(shape: str) -> int:
+    """What a job of a shape declares on a slot, MiB."""
+    memory = shape.partition("@")[0].partition(".m")[2]
+    return int(memory or ROOM)
 
 
 class Oracles:
@@ -196,8 +206,9 @@ class Oracles:
         for number, job in running.items():
             other = owners.setdefault(job["gpus"], number)
             assert other == number, f"jobs {other} and {number} both run on {job['gpus']}"
-        for device, (grant, lease) in zip(DEVICES, devices, strict=True):
-            given = _text(grant).split(" ")
+        held: dict[str, int] = {}
+        for grant, lease, name, declared in devices:
+            device, given = _text(name), _text(grant).split(" ")
             if device in owners:
                 job, number = running[owners[device]], owners[device]
                 right = ([job["fence"], f"{word}:{number}"] for word in ("job", "released"))
@@ -205,9 +216,14 @@ class Oracles:
             if lease != STRANGER:
                 assert lease is None or _text(lease) == given[0], f"{device}: lease {lease!r}, granted {given}"
                 assert lease is None or given[1] != "-", f"{device}: lease {lease!r} of a grant that ended"
+            if device in owners or (lease is not None and lease != STRANGER):
+                held[device] = int(_text(declared) or 0)
             fence = int(given[0] or 0)
-            assert fence >= self.highest.get(device, 0), f"the fence of {device} fell to {fence}"
-            self.highest[device] = fence
+            assert not grant or fence >= self.highest.get(device, 0), f"the fence of {device} fell to {fence}"
+            self.highest[device] = max(fence, self.highest.get(device, 0))  # one that is forgotten has none
+        slots = [declared for device, declared in held.items() if device in SLOTS]
+        assert not (WHOLE in held and slots), f"{WHOLE} and a slot of it have holders: {held}"
+        assert sum(slots) <= ROOM, f"slots of {WHOLE} declare {slots}"
 
     def _once(self, table: dict[int, dict[str, str]]) -> None:
         """An end is for ever, unless the job is requeued or purged, and its result is the accepted run's."""

@@ -7,6 +7,7 @@ from typing import ClassVar
 from queue_oracles import STRANGER
 from redis import Redis
 from state_model import Model
+from state_places import TURN_MS
 
 from foxqueue.keys import Keys
 
@@ -40,6 +41,8 @@ class Accidents:
         "a run is old",
         "a group is abandoned",
         "a notice is due",
+        "a turn is over",
+        "a waiter falls silent",
     )
 
     def __init__(self, redis: Redis, keys: Keys, model: Model) -> None:
@@ -162,6 +165,37 @@ class Accidents:
                 members[member] = now - (70_000 if name == "idle" and pick % 2 else 20_000)
                 self.redis.zadd(self.keys.prefix + name, {member: members[member]})
         return bool(self.model.idle)
+
+    def _a_turn_is_over(self, pick: int, now: int) -> bool:
+        """Whoever was called did not come; or everybody has forgotten it."""
+        for device in sorted(self.model.turns)[pick % 2 :][:1]:
+            self._end_turn(device, now, forgotten=pick % 3 == 0)
+            return True
+        return False
+
+    def _end_turn(self, device: str, now: int, forgotten: bool = False) -> None:
+        who = self.model.turns.pop(device).split(" ")[0]
+        self.redis.delete(self.keys.turn(device))
+        if not forgotten:
+            self.model.turns[device] = f"{who} {now - 2 * TURN_MS}"
+            self.redis.set(self.keys.turn(device), self.model.turns[device], px=60_000)
+
+    def _a_waiter_falls_silent(self, pick: int, now: int) -> bool:
+        for token in sorted(self.model.waiters)[pick % 2 :][:1]:
+            self._silence(token)
+            return True
+        return False
+
+    def _silence(self, token: str) -> None:
+        self.redis.delete(self.keys.waiter(token))
+        del self.model.waiters[token]
+
+    def only_those_live(self, tokens: set[str]) -> None:
+        """All others that stand in line fall silent, and whose turn it was has missed it."""
+        for token in {*self.model.waiters} - tokens:
+            self._silence(token)
+        for device in list(self.model.turns):
+            self._end_turn(device, 0, forgotten=True)
 
     def _wake_ups_expire(self, pick: int, now: int) -> bool:
         for worker in list(self.model.wake):

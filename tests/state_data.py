@@ -70,6 +70,13 @@ class Data:
         self.shapes: set[str] = set()
         self.requests: Fields = {}
         self.events: list[Fields] = []
+        self.holders: Fields = {}
+        self.withheld: Fields = {}
+        self.lines: dict[str, Scores] = defaultdict(dict)  # device -> token -> rank
+        self.waiters: dict[str, Fields] = {}
+        self.turns: Fields = {}
+        self.declared: dict[str, Fields] = defaultdict(dict)
+        self.lease_stats: Fields = {}
 
     def setting(self, name: str) -> int:
         """A setting, or its default."""
@@ -94,7 +101,14 @@ class Data:
             "unique": self.unique,
             "paused": self.paused,
             "boots": self.boots,
+            "holders": self.holders,
+            "withheld": self.withheld,
+            "lease_stats": self.lease_stats,
         }
+        found |= {f"lease_waiting:{device}": ranks for device, ranks in self.lines.items()}
+        found |= {f"waiter:{token}": fields for token, fields in self.waiters.items()}
+        found |= {f"turn:{device}": text for device, text in self.turns.items()}
+        found |= {f"declared:{device}": slots for device, slots in self.declared.items()}
         for kind in ("blocked_by", "dependents", "history", "members", "awaited"):
             found |= {f"{kind}:{name}": content for name, content in getattr(self, kind).items()}
         found |= {f"group:{name}": fields for name, fields in self.groups.items()}

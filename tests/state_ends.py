@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 
 from state_data import TIME, Fields
-from state_moves import Edge, Moves, group_of, has_ended, is_waiting
+from state_moves import Edge, group_of, has_ended, is_waiting
+from state_places import Places
 
 TAKEN_AWAY = "its device was taken from it by an operator"
 UNREADABLE = "its record in Redis cannot be read"
 
 
-class Ends(Moves):
+class Ends(Places):
     """Ways out of running, ends of jobs, and what waits for them."""
 
     def _ended(self, n: str, word: str) -> None:
@@ -24,7 +25,8 @@ class Ends(Moves):
             self.granted[device] = f"{fence} -"
         if self.leases.get(device) == fence:
             del self.leases[device]
-        self._wake(device, 1)
+        self._undeclare(device)
+        self._freed(device)
         if group:
             self._count(job["shape"], "running", -1)
             if "max_concurrent" in self.groups[group] and self.may_start(job["shape"]):

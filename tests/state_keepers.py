@@ -15,20 +15,6 @@ UNSEEN_MS, TRIES = 10_000, 5
 class Keepers(Ends):
     """Scripts about more than one job."""
 
-    def force_release(self, a: dict[str, Any]) -> list[str]:
-        """The device is taken from its run, which is still to end."""
-        if a["token"] in self.requests:
-            return self.requests[a["token"]].split(":")
-        fence, _, holder = self.granted.get(a["device"], "").partition(" ")
-        n = holder.partition(":")[2]
-        job = self.jobs.get(n, {})
-        if (job.get("state"), job.get("fence")) != ("running", fence):
-            return self._answer(a["token"], "no:").split(":")
-        self.granted[a["device"]] = f"{fence} released:{n}"
-        self._token(job["worker"], f"cancel:{n}")
-        self._event("force_release", n, device=a["device"], fence=fence, by=a["by"])
-        return self._answer(a["token"], f"ok:{n}").split(":")
-
     def open(self, a: dict[str, Any]) -> list[str]:
         """A group that was filled in pieces may start, or is given up."""
         if a["token"] in self.requests:
@@ -92,10 +78,12 @@ class Keepers(Ends):
             self._wake_group(name)
         elif scope == "*":
             self._wake_all()
-        elif scope in self.gpus:
-            worker = self.gpus[scope].split(" ")[0]
-            self._leave_idle(worker)
-            self._token(worker, "*")
+        else:
+            if scope in self.gpus:
+                worker = self.gpus[scope].split(" ")[0]
+                self._leave_idle(worker)
+                self._token(worker, "*")
+            self._freed(scope)
         self._event("resume", "", scope=scope, by=a["by"])
         return [self._answer(a["token"], "ok")]
 

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize, rule
 from queue_driver import Queue
 from state_accidents import Accidents
-from state_requests import HOUR_MS, LOST, NEW, PICK, New, Requests
+from state_holders import Holders
+from state_requests import HOUR_MS, LOST, NEW, PICK, New
 from state_walk import Seat, step
 
 from foxqueue.broker import Claimed
@@ -29,7 +30,7 @@ BROUGHT = ("a lease runs out", "a group is abandoned", "a job expires", "ended j
 OFTEN = ("a lease key vanishes", "a lease key vanishes", "ended jobs age", "ended jobs age")
 
 
-class QueueMachine(Requests):
+class QueueMachine(Holders):
     """Rules of workers, of what arrives late, and of time; those of users are inherited."""
 
     @initialize(jobs=st.lists(NEW, min_size=1, max_size=4), asking=st.integers(0, 4))

@@ -137,6 +137,12 @@ class Moves(Data):
     def _token(self, worker: str, text: str) -> None:
         self.wake.setdefault(worker, []).insert(0, text)
 
+    def _freed(self, device: str) -> None:
+        """A device may be free: a worker that waits for it asks, and the first of its line."""
+        self._wake(device, 1)
+        for _, token in sorted((rank, token) for token, rank in self.lines.get(device, {}).items())[:3]:
+            self._token(token, device)
+
     def _promote(self, limit: int) -> int:
         due = sorted((score, n) for n, score in self.sets["scheduled"].items() if score <= self.now)[:limit]
         for _, n in due:

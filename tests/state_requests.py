@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 from hypothesis.stateful import rule
-from queue_oracles import DEVICES, GROUPS, SHAPES
+from queue_oracles import DEVICES, GROUPS, SHAPES, SLOTS, WHOLE
 from state_walk import Walk, step
 
 from foxqueue.broker import Environment, NewJob
@@ -12,6 +12,7 @@ from foxqueue.scripts import Call
 
 MAX_READY, MAX_JOBS = 5, 12  # that could run or do, and that have not ended
 HOUR_MS = 3_600_000
+LEASED = (*DEVICES, WHOLE, *SLOTS)
 ENV = Environment("d", b"env")
 CHANGES = (
     {},
@@ -207,7 +208,7 @@ class Requests(Walk):
             case "notice":
                 call = broker.notice_call(1 + pick)
             case _:
-                call = broker.force_release_call(tuple(DEVICES)[pick % 2], "me", self.token())
+                call = broker.force_release_call(LEASED[pick % 5], "me", self.token())
         self.send(call, lost=lost)
         for seat in self.seats:
             if call.script.name == "force_release" and seat.run and pick % 3:  # its worker is woken and beats at once

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 from hypothesis.stateful import RuleBasedStateMachine
 from key_owners import unexplained
 from queue_driver import Queue, Worker
-from queue_oracles import DEVICES, Oracles, fits
+from queue_oracles import DEVICES, ROOM, SLOTS, Oracles, declares, fits
 from state_accidents import Accidents
 from state_image import Camera, Image
 from state_model import Model
@@ -22,8 +22,10 @@ from foxqueue.replies import text
 from foxqueue.scripts import Call
 
 YOUNG_S = 8.0  # longer than this a walk may not last: idle workers grow old after twelve seconds
-NEVER_LATE = ("heartbeat", "sweep", "notice")  # calls of these may do something when they are sent once more
-ANEW = ("sweep", "claim", "register", "notice", "told")  # may have another answer then
+# Calls of these may do something when they are sent once more, much later, and of those also at once.
+NEVER_LATE = ("heartbeat", "sweep", "notice", "lease_wait", "lease_renew")
+NEVER_AGAIN = ("heartbeat", "sweep", "notice")
+ANEW = ("sweep", "claim", "register", "notice", "told", "lease_wait")  # may have another answer then
 
 
 @dataclass
@@ -77,7 +79,7 @@ class Walk(RuleBasedStateMachine):
         self.left: list[Claimed] = []  # runs that their workers have given up
         self.hint_lost = False  # a wake-up went to somebody who will not come
         self.lives = self.requests = self.boots = 0
-        self.seats = [Seat(self.new_worker(device)) for device in (*DEVICES, *DEVICES)]
+        self.seats = [Seat(self.new_worker(device)) for device in (*DEVICES, *DEVICES, *SLOTS)]
         self.accidents = Accidents(self.redis, self.keys, self.model)
 
     def new_worker(self, device: str) -> Worker:
@@ -85,6 +87,7 @@ class Walk(RuleBasedStateMachine):
         self.lives += 1
         worker = self.queue.worker(f"w{self.lives}", device, ())
         worker.boot = f"boot{self.boots}" if self.boots else ""
+        worker.room = ROOM if device in SLOTS else 0
         return worker
 
     def token(self) -> str:
@@ -103,12 +106,12 @@ class Walk(RuleBasedStateMachine):
             for call, first, second in zip(calls, replies, again, strict=True):
                 name = call.script.name
                 if name not in ANEW or (name == "claim" and first.word == "ok"):
-                    assert second == first, f"{name} answered {first}, sent again {second}"
-            self.unchanged(calls, before)
+                    assert _timeless(second) == _timeless(first), f"{name} answered {first}, sent again {second}"
+            self.unchanged(calls, before, NEVER_AGAIN)
             replies = again
             self.done["reply lost"] += 1
         for call, reply in zip(calls, replies, strict=True):
-            refused = call.script.name == "enqueue" and reply.word != "ok"  # it is not written down what that was
+            refused = call.script.name in ("enqueue", "lease_acquire") and reply.word != "ok"
             if not refused and reply.word not in ("missing", "full"):
                 self.sent.append((call, reply.word))
         return replies
@@ -132,9 +135,9 @@ class Walk(RuleBasedStateMachine):
         wrong = self.model.wrong(self.image, earlier)
         assert not wrong, f"after {what}: " + "; ".join(wrong)
 
-    def unchanged(self, calls: tuple[Call, ...], before: Image) -> None:
+    def unchanged(self, calls: tuple[Call, ...], before: Image, but: tuple[str, ...] = NEVER_LATE) -> None:
         """These calls, sent again, did nothing."""
-        if any(call.script.name in NEVER_LATE for call in calls):
+        if any(call.script.name in but for call in calls):
             return
         changed = {key for key in {*before.keys, *self.image.keys} if before.keys.get(key) != self.image.keys.get(key)}
         assert not changed and not self.image.events, f"{calls[0].script.name} sent again changed {changed}"
@@ -157,6 +160,7 @@ class Walk(RuleBasedStateMachine):
         """Which shapes there are, of which the worker asks for those that its device can take."""
         worker.version, *shapes = map(bytes.decode, reply.rest)
         worker.shapes = tuple(sorted(shape for shape in shapes if fits(worker.device, shape)))
+        worker.declares = tuple(map(declares, worker.shapes)) if worker.device in SLOTS else ()
 
     def take(self, seat: Seat, reply: Reply) -> None:
         """What a claim got is this seat's run."""
@@ -173,14 +177,18 @@ class Walk(RuleBasedStateMachine):
         if time.monotonic() - self.began < YOUNG_S:
             self._answer_wakes()
             if not self.hint_lost:
-                self._nobody_waits_beside_an_idle_worker()
-            for seat in self.seats:  # lost hints are bounded by a poll
-                if seat.run is None:
-                    self.ask(seat)
+                self._nobody_waits_beside_what_is_free()
+            self._poll()
             self._answer_wakes()
-            self._nobody_waits_beside_an_idle_worker()
+            self._nobody_waits_beside_what_is_free()
         ownerless = unexplained(self.redis, self.keys)
         assert not ownerless, f"keys without an owner: {ownerless}"
+
+    def _poll(self) -> None:
+        """Lost hints are bounded: whoever waits asks once more."""
+        for seat in self.seats:
+            if seat.run is None:
+                self.ask(seat)
 
     def _answer_wakes(self) -> None:
         for _ in range(100):
@@ -191,7 +199,7 @@ class Walk(RuleBasedStateMachine):
                 self.ask(seat)
         raise AssertionError("workers wake each other for ever")
 
-    def _nobody_waits_beside_an_idle_worker(self) -> None:
+    def _nobody_waits_beside_what_is_free(self) -> None:
         for seat in self.seats:
             worker = seat.worker
             if worker.name not in self.model.idle:
@@ -207,3 +215,8 @@ def _plain(call: Call, words: list[str]) -> Any:
     if call.script.name == "configure":
         return words[:2], dict(zip(words[2::2], words[3::2], strict=True))
     return [*words[:3], *sorted(words[3:])] if words[0] == "shapes" else words
+
+
+def _timeless(reply: Reply) -> Reply:
+    """An answer without the time that is left of another's lease."""
+    return reply._replace(rest=reply.rest[:3]) if reply.word == "taken" else reply

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from state_data import TIME
 from state_ends import TAKEN_AWAY, Ends
+from state_places import whole_of
 
 SILENT_MS = 15_000
 
@@ -46,13 +48,38 @@ class Workers(Ends):
             return "", ["empty", due], fitting if "*" in self.paused else []
         if not self.is_free(device):
             return "", ["taken"], [device]
-        n = self._take_head(fitting)
-        return n, ["empty", due], None if n else fitting
+        self.plainly = not (self.lines.get(device) or self.withheld or self.declared.get(device) or whole_of(device))
+        waiter = None if self.plainly else self._first_waiter(device)
+        room = self._room(a)
+        n, yields = self._take_head(fitting, room, waiter[1] if waiter else math.inf)
+        if yields and waiter:
+            self._call_waiter(device, waiter[0])
+            return "", ["yield"], [device]
+        return n, ["empty", due], None if n else self._names(device, fitting, room)
+
+    def _names(self, device: str, fitting: list[str], room: set[str]) -> list[str]:
+        """Under what an idle worker stands: shapes that there is room for, and the end of what runs beside it."""
+        names = [] if self.held_back else [shape for shape in fitting if shape in room]
+        return names if len(names) == len(fitting) else [*names, whole_of(device)]
+
+    def _room(self, a: dict[str, Any]) -> set[str]:
+        """Of the fitting shapes those that may start now: they declare no more than the device's other slots leave."""
+        if not a["declares"]:
+            return {*a["fitting"]}
+        left = int(a["room"]) - self._declared_mib(whole_of(a["device"]))
+        declared = zip(a["fitting"], map(int, a["declares"].split(",")), strict=True)
+        return {shape for shape, mib in declared if 0 < mib <= left}
 
     def _run(self, n: str, a: dict[str, Any]) -> None:
         job, device = self.jobs[n], a["device"]
         fence = str(self._tick(self.got[3] if len(self.got) > 3 else None))
+        self._count_lost(device)
         self.leases[device], self.granted[device] = fence, f"{fence} job:{n}"
+        if a["declares"]:
+            self._declare(device, a["declares"].split(",")[a["fitting"].index(job["shape"])])
+        if not self.plainly:
+            self.turns.pop(device, None)
+            self.turns.pop(f"jobs:{device}", None)
         job |= {
             "state": "running", "fence": fence, "claim": a["question"], "worker": a["worker"], "host": a["host"],
             "gpus": device, "started_at": TIME, "reason": "", "detail": "", "attempts": str(int(job["attempts"]) + 1),
@@ -68,28 +95,28 @@ class Workers(Ends):
     def _granted(self, n: str) -> list[str]:
         job = self.jobs[n]
         fields = [job[name] for name in ("fence", "born", "attempts", "losses", "retry_delay_ms", "env")]
-        return ["ok", n, *fields, self.kept["spec"][n]]
+        return ["ok", n, *fields, self.kept["spec"][n], job["shape"]]
 
     def _pass_on(self, woken: list[str]) -> None:
         for shape in woken:
             if "*" not in self.paused and self.pending.get(shape) and self.may_start(shape):
                 self._wake(shape, 1)
 
-    def is_free(self, device: str) -> bool:
-        """Whether a device may be given to a run."""
-        fence, _, holder = self.granted.get(device, "").partition(" ")
-        job = self.jobs.get(holder.partition(":")[2], {})
-        return device not in self.leases and (job.get("state"), job.get("fence")) != ("running", fence)
-
-    def _take_head(self, fitting: list[str]) -> str:
-        found, ends = "", False
+    def _take_head(self, fitting: list[str], room: set[str], before: float) -> tuple[str, bool]:
+        """The best head; or that who waits for a lease, at this rank, comes before all."""
+        found, ends, yields, self.held_back = "", False, False, False
         for _ in range(20):
-            heads = [
-                min((rank, n) for n, rank in self.pending[shape].items())
+            all_heads = {
+                shape: min((rank, n) for n, rank in self.pending[shape].items())
                 for shape in fitting
                 if self.pending.get(shape) and self.may_start(shape)
-            ]
-            if not heads:
+            }
+            heads = [head for shape, head in all_heads.items() if shape in room]
+            kept = min((rank for shape, (rank, _) in all_heads.items() if shape not in room), default=math.inf)
+            if min(heads, key=lambda head: head[0], default=(0.0, ""))[0] > kept + self.setting("aging_us"):
+                heads, self.held_back = [], True  # the device is left to empty for one that needs more room
+            yields = before < min((rank for rank, _ in heads), default=math.inf)
+            if not heads or yields:
                 break
             n = min(heads, key=lambda head: head[0])[1]
             if n not in self.kept["spec"]:
@@ -104,7 +131,7 @@ class Workers(Ends):
             ends = True
         if ends:
             self._settle(20)
-        return found
+        return found, yields
 
     def _stand_idle(self, worker: str, names: list[str]) -> None:
         self.idle[worker] = self.now
@@ -259,4 +286,6 @@ class Workers(Ends):
         self.workers[worker] = self.now
         if a["boot"]:
             self.boots[a["host"]] = a["boot"]
+        for event, n, text in zip(a["noted"][::3], a["noted"][1::3], a["noted"][2::3], strict=True):
+            self._event(event, n, device=device, worker=worker, reason=text)
         return ["ok"]

@@ -29,23 +29,19 @@ local function taken_away(n, run_fence, devices)
   return false
 end
 
--- A device is free when it has no lease key and its last grant is neither a running job's nor dirty.
-local function device_is_free(name)
-  if redis.call('EXISTS', lease_key(name)) == 1 then
-    return false
-  end
+-- Whether the last grant of a device is a run's that goes on; and that grant.
+local function is_running(name)
   local grant = redis.call('HGET', granted, name)
   if not grant then
-    return true
-  end
-  local given_fence, holder = string.match(grant, '^(%d+) (.+)$')
-  if holder == 'dirty' then
     return false
   end
-  local n = holder and (string.match(holder, '^job:(%d+)$') or string.match(holder, '^released:(%d+)$'))
-  if n then
-    local job = read_job(n, 'state', 'fence')
-    return not (job and job[1] == 'running' and job[2] == given_fence)
-  end
-  return true
+  local given_fence, n = string.match(grant, '^(%d+) %l+:(%d+)$')
+  local job = n and read_job(n, 'state', 'fence')
+  return job and job[1] == 'running' and job[2] == given_fence or false, grant
+end
+
+-- In one command: a whole device without a lease key, a line, slots, and while none is withheld.
+local function is_plain(name)
+  return redis.call('EXISTS', lease_key(name), prefix .. 'lease_waiting:' .. name, prefix .. 'declared:' .. name,
+    prefix .. 'withheld') == 0 and not string.find(name, '/', 1, true)
 end

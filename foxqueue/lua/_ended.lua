@@ -13,7 +13,8 @@ local function ended(n, run_fence, devices, shape_name, word, ...)
     if lease_value(name) == run_fence then
       redis.call('DEL', lease_key(name))
     end
-    wake(name, 1) -- who waits for the device itself
+    undeclare(name)
+    freed(name)
   end
   local group = group_of(shape_name)
   if group then

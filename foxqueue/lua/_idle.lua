@@ -2,6 +2,7 @@
 -- FOUND idle:<shape> ZSET worker -> ms since when
 -- FOUND idle_shapes:<worker> SET shapes under which it stands
 -- FOUND wake:<worker> LIST tokens that wake it
+-- FOUND lease_waiting:<device> ZSET token -> rank, declared:<uuid> HASH slot -> MiB
 -- An idle worker asks again within a beat at most; an entry older than this is a dead worker's.
 local IDLE_MS = 12000
 local WAKE_MS = 20000
@@ -43,5 +44,25 @@ local function wake_all()
   for _, name in ipairs(redis.call('ZREVRANGE', named('idle'), 0, 99)) do
     leave_idle(name)
     send_token(name, '*')
+  end
+end
+
+-- The device may be free now: who waits for it asks. Of a line the first ones, for some of them may be dead.
+local function freed(name)
+  if redis.call('EXISTS', prefix .. 'idle:' .. name, prefix .. 'lease_waiting:' .. name) == 0 then
+    return
+  end
+  wake(name, 1)
+  for _, token in ipairs(redis.call('ZRANGE', prefix .. 'lease_waiting:' .. name, 0, 2)) do
+    send_token(token, name)
+  end
+end
+
+-- What a slot had declared is free: the other slots of its device may have room now for what had none.
+local function undeclare(name)
+  if string.find(name, '/', 1, true) then
+    local whole_name, slot = string.match(name, '^(.+)/(%d+)$')
+    redis.call('HDEL', prefix .. 'declared:' .. (whole_name or ''), slot or '')
+    wake(whole_name or '', 16)
   end
 end

@@ -20,12 +20,17 @@
 -- ARGV[7] version of the shapes that the worker has judged
 -- ARGV[8] woken shapes for which it was woken, comma-separated
 -- ARGV[9] waits 1 when the worker waits to be woken, 0 when it only looks or leaves
--- ARGV[10..] fitting shapes that the device can take now
+-- ARGV[10] declares MiB that a job of each fitting shape declares, comma-separated; '' but for slots
+-- ARGV[11] room MiB of the whole device, for slots
+-- ARGV[12..] fitting shapes that the device can take now
 -- FOUND expiry ZSET
+-- FOUND lease_waiting:<device> ZSET token -> rank, turn:<device> STRING
 -- FOUND job:<n> HASH, spec:<n> STRING
 -- INCLUDE _drains _clock _aging _settings _event _job _group _device _idle
--- RETURNS {ok, instance, number, fence, born, attempts, losses, retry_delay_ms, env digest, spec},
+-- RETURNS {ok, instance, number, fence, born, attempts, losses, retry_delay_ms, env digest, spec,
+-- RETURNS shape},
 -- RETURNS {empty, instance, ms until the next scheduled job is due or ''}, {taken | stale, instance},
+-- RETURNS {yield, instance} when who waits for a lease of the device ranks before all jobs, and has been called,
 -- RETURNS {newer, instance} when the data are of a newer schema
 -- RETURNS or {shapes, instance, version, shape...}
 -- What a worker needs of a job, in this order.
@@ -33,7 +38,7 @@ local FIELDS = { 'state', 'shape', 'born', 'rank', 'attempts', 'losses', 'retry_
   'claim', 'expires_at', 'release_requested' }
 
 local function granted_reply(n, run_fence, job, attempts, spec)
-  return { 'ok', life, n, run_fence, job[3], attempts, job[6], job[7] or '0', job[8] or '', spec }
+  return { 'ok', life, n, run_fence, job[3], attempts, job[6], job[7] or '0', job[8] or '', spec, job[2] }
 end
 
 local last = redis.call('HGET', claims, worker)
@@ -113,21 +118,75 @@ if pauses[1] or pauses[2] then
   stand_idle(pauses[1] and fitting or {})
   return empty()
 end
-if not device_is_free(device) then
+local plain = is_plain(device)
+local function closely()
+  -- HERE _slots _line
+  return { device_is_free = device_is_free, declared_mib = declared_mib, declare = declare, whole_of = whole_of,
+    first_waiter = first_waiter, call_waiter = call_waiter, count_lost = count_lost }
+end
+local look = not plain and redis.call('EXISTS', lease_key(device)) == 0 and closely()
+local busy, last_grant = is_running(device)
+if busy or not (plain or look and look.device_is_free(device)) then
   answered_with('')
   stand_idle({ device })
   return { 'taken', life }
 end
 
-local function head()
-  local best, best_rank, best_shape
-  for _, shape in ipairs(fitting) do
-    local first = redis.call('ZRANGE', prefix .. 'pending:' .. shape, 0, 0, 'WITHSCORES')
-    if first[1] and (not best or tonumber(first[2]) < best_rank) and may_start(shape) then
-      best, best_rank, best_shape = first[1], tonumber(first[2]), shape
+-- Slots share the memory of a device: what is declared counts from the claim on.
+local mib_of, left_mib
+if declares ~= '' and look then
+  mib_of, left_mib = {}, tonumber(room) - look.declared_mib(look.whole_of(device) or device)
+  local i = 0
+  for mib in string.gmatch(declares, '%d+') do
+    i = i + 1
+    if tonumber(mib) > 0 and tonumber(mib) <= left_mib then
+      mib_of[fitting[i]] = mib
     end
   end
-  return best, best_shape
+end
+
+local held_back = false
+local function head()
+  local best, best_rank, best_shape, kept_rank
+  for _, shape in ipairs(fitting) do
+    local first = redis.call('ZRANGE', prefix .. 'pending:' .. shape, 0, 0, 'WITHSCORES')
+    local rank = first[1] and tonumber(first[2])
+    if first[1] and left_mib and not mib_of[shape] then
+      if may_start(shape) then
+        kept_rank = math.min(kept_rank or rank, rank)
+      end
+    elseif first[1] and (not best or rank < best_rank) and may_start(shape) then
+      best, best_rank, best_shape = first[1], rank, shape
+    end
+  end
+  -- One that fits beside the other slots' may overtake one that needs more room, by a level of priority at most: then
+  -- the device is left to empty.
+  if kept_rank and best and best_rank > kept_rank + aging() then
+    held_back = true
+    return nil
+  end
+  return best, best_shape, best_rank
+end
+
+-- What the worker of a slot is woken for: shapes that it has room for, and the end of what runs beside it. Woken for
+-- others it would leave them to another slot of the device, and that to it, all the time.
+local function with_room()
+  local names = {}
+  for _, shape in ipairs(held_back and {} or fitting) do
+    if mib_of[shape] then
+      names[#names + 1] = shape
+    end
+  end
+  if #names < #fitting then
+    names[#names + 1] = look.whole_of(device)
+  end
+  return names
+end
+
+-- Who waits for a lease of this device may rank before all jobs.
+local waiter, waiter_rank
+if look then
+  waiter, waiter_rank = look.first_waiter(device)
 end
 
 -- The fields and the spec of a pending job; nothing when they cannot be read.
@@ -143,9 +202,13 @@ end
 
 -- A head that cannot be read is put aside, one that has expired is cancelled, and the next one is taken.
 local n, shape, job, spec
-local ends = false
+local ends, yields = false, false
 for _ = 1, 20 do
-  n, shape = head()
+  local rank
+  n, shape, rank = head()
+  if waiter and (not n or waiter_rank < rank) then
+    n, yields = nil, true
+  end
   if not n then
     break
   end
@@ -164,9 +227,15 @@ if ends then
   rarely().settle(20)
 end
 
+if yields then
+  look.call_waiter(device, waiter)
+  answered_with('')
+  stand_idle({ device })
+  return { 'yield', life }
+end
 if not n then
   answered_with('')
-  stand_idle(fitting)
+  stand_idle(left_mib and with_room() or fitting)
   return empty()
 end
 
@@ -174,7 +243,16 @@ local fence, attempts = tick(), digits(tonumber(job[5]) + 1)
 local lease_ms = ttl_ms + margin_ms
 redis.call('ZREM', prefix .. 'pending:' .. shape, n)
 redis.call('SET', lease_key(device), fence, 'NX', 'PX', digits(lease_ms))
+if last_grant and string.find(last_grant, ' lease:', 1, true) then
+  (look or closely()).count_lost(device, last_grant)
+end
 redis.call('HSET', granted, device, grant_text(fence, n))
+if left_mib then
+  look.declare(device, mib_of[shape])
+end
+if look then
+  redis.call('DEL', prefix .. 'turn:' .. device, prefix .. 'turn:jobs:' .. device)
+end
 redis.call('HSET', job_key(n), 'state', 'running', 'fence', fence, 'claim', question, 'worker', worker, 'host', host,
   'gpus', device, 'started_at', digits(now_ms), 'reason', '', 'detail', '', 'attempts', attempts,
   'boot', boot)

@@ -34,10 +34,13 @@ else
   end
   if scope == '*' then
     wake_all()
-  elseif seen then
-    local name = string.match(seen, '^(%S+) ')
-    leave_idle(name)
-    send_token(name, '*')
+  else
+    local name = string.match(seen or '', '^(%S+) ')
+    if name then
+      leave_idle(name)
+      send_token(name, '*')
+    end
+    freed(scope) -- who waits for a lease of it
   end
 end
 event('resume', '', 'scope', scope, 'by', by)

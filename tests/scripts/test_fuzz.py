@@ -23,7 +23,7 @@ RULES = {
     ),
     "no settled word": (("_guard", "job[3] == fence", "job[3] == ''"), "sent again|the end of job"),
     "no grant behind the lease": (
-        ("_device", "return not (job and job[1] == 'running' and job[2] == given_fence)", "return true"),
+        ("_device", "job and job[1] == 'running' and job[2] == given_fence or false", "false"),
         "both run on",
     ),
     "same question, new job": (("claim", "question == last_question", "question == ''"), "claim"),
@@ -59,7 +59,7 @@ RULES = {
     "output of an old run": (("log", "  return { word, life }", "  word = nil"), "log of an old run"),
     "a requeued job stays a dead letter": (("requeue", "redis.call('ZREM', failed, number)\n", ""), "stands in"),
     "a released device may go at once": (
-        ("_device", "or string.match(holder, '^released:(%d+)$')", ""),
+        ("_device", "'^(%d+) %l+:(%d+)$'", "'^(%d+) job:(%d+)$'"),
         "both run on",
     ),
 }

@@ -82,7 +82,7 @@ def test_a_device_has_one_grant(queue: Queue) -> None:
 
 def test_a_dirty_device_is_not_granted(queue: Queue) -> None:
     queue.enqueue()
-    queue.broker.redis.hset(queue.broker.keys.granted, "GPU-1", "123 dirty")
+    queue.broker.redis.hset(queue.broker.keys.withheld, "GPU-1", "dirty\t1\t\tmemory\twhy")
     assert queue.worker().ask().word == "taken"
 
 

@@ -186,7 +186,7 @@ def test_a_woken_worker_that_takes_nothing_wakes_one_more(queue: Queue, why: str
     if read:
         first.tokens()
     if why == "taken":
-        queue.broker.redis.hset(queue.broker.keys.granted, first.device, "1 dirty")
+        queue.broker.redis.hset(queue.broker.keys.withheld, first.device, "dirty\t1\t\tmemory\twhy")
     elif why == "does not fit now":
         first.shapes = (BIG,)
     elif why.endswith("new shape"):

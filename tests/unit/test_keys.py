@@ -29,6 +29,7 @@ PARTS = {
     "idle_for": "g1",
 }
 PARTS |= {"idle_shapes": "w1", "wake": "w1", "requests": 29}
+PARTS |= {"lease_waiting": "GPU-1", "turn": "GPU-1", "declared": "GPU-1", "waiter": "ab"}
 
 
 def every_key(namespace: str) -> list[str]:

@@ -187,7 +187,7 @@ def test_a_call_binds_names_and_fills_in_the_namespaces_keys() -> None:
     assert call.evalsha() == (
         "EVALSHA",
         load("heartbeat").sha,
-        5,
+        "5",
         *(keys.running, keys.granted, keys.clock, keys.settings, keys.instance),
         *(keys.prefix, 7, "9"),
     )
@@ -204,9 +204,11 @@ def test_the_rest_is_a_list() -> None:
         "version": "1",
         "woken": "",
         "waits": 1,
+        "declares": "",
+        "room": 0,
     }
     assert calls.call("claim", **given, fitting=["g1", "g0"]).parts[-2:] == ("g1", "g0")
-    assert calls.call("claim", **given, fitting=[]).parts[-1] == 1
+    assert calls.call("claim", **given, fitting=[]).parts[-1] == 0
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,13 @@ from foxqueue.settings import OFF, SETTINGS, change
         ("retain_failed", "off", "retain_failed_ms", str(OFF)),
         ("retain_failed_count", "0", "retain_failed_count", "0"),
         ("retain_finished_count", "OFF", "retain_finished_count", str(OFF)),
+        ("occupied_over", "1g", "occupied_over_mib", "1024"),
+        ("occupied_over", "256M", "occupied_over_mib", "256"),
+        ("ignore_processes", "Xorg, my tool,Xorg", "ignore_processes", "Xorg,my tool"),
+        ("ignore_processes", "none", "ignore_processes", ""),
+        ("admission_samples", "5", "admission_samples", "5"),
+        ("memory_return", "500ms", "memory_return_ms", "500"),
+        ("fast_failures", "off", "fast_failures", str(OFF)),
         ("priority.DQN", "high", "priority:dqn", "8"),
         ("priority.my model", "3", "priority:my model", "3"),
         ("priority.dqn", "default", "priority:dqn", None),
@@ -33,15 +40,15 @@ def test_what_is_written_goes_into_a_field(name: str, text: str, field: str, val
 @pytest.mark.parametrize("name", SETTINGS)
 def test_what_is_shown_can_be_written(name: str) -> None:
     setting = SETTINGS[name]
-    samples = ("1s", "90m", "1d", "off", "5", "100", "1K", "1M", "1536K")
+    samples = ("1s", "90m", "1d", "off", "5", "7", "100", "1K", "1M", "1536K", "1G", "300M", "2s", "none", "a,b c")
     values = []
     for text in samples:
         try:
-            values.append(int(setting.read(text)))
-        except InvalidInput:
+            values.append(setting.parse(text))
+        except (InvalidInput, ValueError):
             continue
     assert len(values) > 1
-    assert [int(setting.read(setting.show(value))) for value in values] == values
+    assert [setting.parse(setting.show(value)) for value in values] == values
 
 
 @pytest.mark.parametrize(
@@ -64,6 +71,17 @@ def test_what_is_shown_can_be_written(name: str) -> None:
         ("priority.dqn", "10", "0 to 9"),
         ("priority.", "5", "names no model type"),
         ("priority." + "x" * 65, "5", "names no model type"),
+        ("occupied_over", "0", "a size from 1M to 1024G"),
+        ("occupied_over", "1025G", "a size from 1M to 1024G"),
+        ("occupied_over", "1.5G", "a size from 1M to 1024G"),
+        ("ignore_processes", "", "names of commands with commas between them"),
+        ("ignore_processes", "Xorg,,x", "names of commands"),
+        ("ignore_processes", "x" * 1001, "names of commands"),
+        ("ignore_processes", "a\nb", "names of commands"),
+        ("admission_samples", "0", "1 to 30"),
+        ("memory_return", "11m", "a time from 100ms to 10m"),
+        ("memory_return", "0", "a time from 100ms to 10m"),
+        ("fast_failures", "0", "1 to 1000, or off"),
         ("lease", "5s", "--lease-ttl"),
         ("colour", "red", "there is no setting 'colour': give aging, max_unfinished"),
     ],

@@ -38,7 +38,7 @@ def test_only_reasons_to_end_are_retried() -> None:
 
 
 def test_what_was_given_back_has_reasons_of_its_own() -> None:
-    assert {"paused", "later"} == states.RELEASED - states.END_REASONS
+    assert {"paused", "later", "quarantined"} == states.RELEASED - states.END_REASONS
     assert not states.RELEASED & states.RETRIED
 
 

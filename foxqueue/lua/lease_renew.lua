@@ -1,0 +1,39 @@
+-- lease_renew: a lease without a job goes on
+-- KEYS[1] running ZSET
+-- KEYS[2] granted HASH
+-- KEYS[3] clock STRING
+-- KEYS[4] settings HASH
+-- KEYS[5] instance STRING
+-- ARGV[1] prefix
+-- ARGV[2] token of the lease
+-- ARGV[3] fence
+-- ARGV[4] devices uuids, comma-separated
+-- FOUND holders HASH
+-- INCLUDE _drains _clock _aging _settings _job _device
+-- RETURNS {ok, instance}, {released, instance, by} an operator has taken it, {lost, instance, why}
+local lease_ms = digits(ttl_ms + margin_ms)
+for name in string.gmatch(devices, '[^,]+') do
+  local grant = redis.call('HGET', granted, name)
+  if grant == fence .. ' released_lease:' .. token then
+    local text = redis.call('HGET', named('holders'), name) or ''
+    return { 'released', life, string.match(text, '^' .. string.rep('[^\t]*\t', 5) .. '(.*)$') or '' }
+  end
+  if grant ~= fence .. ' lease:' .. token then
+    return { 'lost', life, grant and 'it was released, or granted to somebody else' or 'nobody knows of it' }
+  end
+  local value = lease_value(name)
+  if value and value ~= fence then
+    return { 'lost', life, 'its key in Redis is another owner\'s' }
+  end
+  if not value then
+    -- HERE _slots
+    if in_the_way(name) then
+      return { 'lost', life, 'it was not heard of, and ' .. in_the_way(name) .. ' was granted to somebody else' }
+    end
+  end
+end
+-- A lapsed key is set again: this fence is the device's last grant.
+for name in string.gmatch(devices, '[^,]+') do
+  redis.call('SET', lease_key(name), fence, 'PX', lease_ms)
+end
+return { 'ok', life }
