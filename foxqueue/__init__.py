@@ -15,19 +15,29 @@ if TYPE_CHECKING:
         DeviceHeld,
         Fail,
         FoxqueueError,
+        GpuAlreadyLeased,
+        GpuNotFound,
         GroupExists,
         GroupNotFound,
+        InsufficientMemory,
         InvalidInput,
         JobCancelled,
         JobExists,
         JobFailed,
         JobGone,
         JobNotFound,
+        LeaseBusy,
+        LeaseError,
+        LeaseForked,
         LeaseLost,
+        LeaseReleased,
+        MemoryQueryFailed,
         NoDevice,
+        NoGpuAvailable,
         NoServer,
         NotCancelled,
         NotChanged,
+        NotLeaseHolder,
         NotRequeued,
         OutcomeUnknown,
         PartlySubmitted,
@@ -38,20 +48,29 @@ if TYPE_CHECKING:
         ServerUnavailable,
         SettingsDiffer,
         Unsatisfiable,
+        UtilizationQueryFailed,
         ValueUnreadable,
         WaitTimeout,
     )
+    from foxqueue.leases import AsyncGpuLeases, GpuLeases, GpuMemoryInfo, GpuStatistics, Lease
 
     __version__: str
 
 __all__ = [
     "AlreadyRunning",
+    "AsyncGpuLeases",
     "Client",
     "DeviceHeld",
     "Fail",
     "FoxqueueError",
+    "GpuAlreadyLeased",
+    "GpuLeases",
+    "GpuMemoryInfo",
+    "GpuNotFound",
+    "GpuStatistics",
     "GroupExists",
     "GroupNotFound",
+    "InsufficientMemory",
     "InvalidInput",
     "Job",
     "JobCancelled",
@@ -59,11 +78,19 @@ __all__ = [
     "JobFailed",
     "JobGone",
     "JobNotFound",
+    "Lease",
+    "LeaseBusy",
+    "LeaseError",
+    "LeaseForked",
     "LeaseLost",
+    "LeaseReleased",
+    "MemoryQueryFailed",
     "NoDevice",
+    "NoGpuAvailable",
     "NoServer",
     "NotCancelled",
     "NotChanged",
+    "NotLeaseHolder",
     "NotRequeued",
     "OutcomeUnknown",
     "PartlySubmitted",
@@ -74,10 +101,21 @@ __all__ = [
     "ServerUnavailable",
     "SettingsDiffer",
     "Unsatisfiable",
+    "UtilizationQueryFailed",
     "ValueUnreadable",
     "WaitTimeout",
     "__version__",
 ]
+
+_WHERE = {
+    "AsyncGpuLeases": "foxqueue.leases",
+    "Client": "foxqueue.client",
+    "GpuLeases": "foxqueue.leases",
+    "GpuMemoryInfo": "foxqueue.leases",
+    "GpuStatistics": "foxqueue.leases",
+    "Job": "foxqueue.client",
+    "Lease": "foxqueue.leases",
+}
 
 
 def __getattr__(name: str) -> Any:
@@ -87,8 +125,7 @@ def __getattr__(name: str) -> Any:
         return version("foxqueue")
     if name not in __all__:
         raise AttributeError(f"module 'foxqueue' has no attribute {name!r}")
-    module = "foxqueue.client" if name in ("Client", "Job") else "foxqueue.errors"
-    return getattr(import_module(module), name)
+    return getattr(import_module(_WHERE.get(name, "foxqueue.errors")), name)
 
 
 def __dir__() -> list[str]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import hiredis
 
 from foxqueue.errors import ServerError, ServerRefused, ServerUnavailable
-from foxqueue.links import Command, Links, Packer, read_target
+from foxqueue.links import Command, Link, Links, Packer, read_target
 from foxqueue.scripts import Call, load, names
 from foxqueue.urls import hide_password
 
@@ -57,7 +57,7 @@ class Connection:
 
     def __init__(self, url: str, password: str | None = None, *, timeout_s: float = 5.0) -> None:
         self.url = url
-        self._password = password
+        self.password = password
         self._timeout_s = timeout_s
         self._links = Links(read_target(url, password), timeout_s)
         self._client: redis.Redis | None = None
@@ -73,9 +73,18 @@ class Connection:
         """A client for calls that block: its time-out lies above the block time."""
         return self._redis(block_s + self._timeout_s)
 
+    def apart(self) -> Link:
+        """A connection for a command that blocks, by socket alone; the caller closes it.
+
+        Raises:
+            ServerUnavailable, ServerRefused: no connection, or none that may be used.
+        """
+        with self.errors("waiting"):
+            return self._links.apart(self._timeout_s)
+
     def another(self, timeout_s: float) -> Connection:
         """The same server over connections of its own, with another time-out."""
-        return Connection(self.url, self._password, timeout_s=timeout_s)
+        return Connection(self.url, self.password, timeout_s=timeout_s)
 
     def _redis(self, timeout_s: float) -> redis.Redis:
         import redis
@@ -83,8 +92,8 @@ class Connection:
         from redis.retry import Retry
 
         options: dict[str, Any] = {"command_packer": Packer()}
-        if self._password is not None:
-            options["password"] = self._password
+        if self.password is not None:
+            options["password"] = self.password
         if not self.url.startswith("unix"):
             options |= {"socket_keepalive": True, "socket_connect_timeout": min(timeout_s, 5.0)}
         return redis.Redis.from_url(self.url, socket_timeout=timeout_s, retry=Retry(NoBackoff(), 0), **options)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from foxqueue.holders import Holder
 
 
 class FoxqueueError(Exception):
@@ -185,7 +188,7 @@ class NotChanged(FoxqueueError):
 
 
 class LeaseLost(FoxqueueError):
-    """The run is no longer this process's: its device was taken, or its job runs elsewhere. Nothing was written."""
+    """The device is no longer this process's: it was taken, or the job runs elsewhere. Nothing was written."""
 
 
 class Retry(FoxqueueError):
@@ -234,6 +237,119 @@ class Unsatisfiable(FoxqueueError):
 
 class NoDevice(FoxqueueError):
     """No device was found, or none of the ones found is the one that was named."""
+
+
+class LeaseError(FoxqueueError):
+    """What can go wrong with a lease of a device."""
+
+
+class LeaseBusy(LeaseError):
+    """The device cannot be had now; it may be later."""
+
+    exit_code = 75
+
+
+class GpuAlreadyLeased(LeaseBusy):
+    """Somebody else has the device.
+
+    Attributes:
+        gpu: UUID of the device.
+        holder: who has it, with user, host, pid, job, since and until; None where nobody can tell.
+    """
+
+    def __init__(self, gpu: str, holder: Holder | None, name: str = "") -> None:
+        who = holder.shown if holder else "a process that has not said who it is"
+        cure = "wait for it (timeout=), or take another one"
+        super().__init__(f"device {name or gpu} is in use by {who}: {cure}")
+        self.gpu = gpu
+        self.holder = holder
+
+
+class NoGpuAvailable(LeaseBusy):
+    """None of the devices that would do can be had now.
+
+    Attributes:
+        reasons: UUID of each device -> why not, for people.
+        holders: UUID -> who has it, of those that somebody has.
+    """
+
+    def __init__(self, message: str, reasons: Mapping[str, str], holders: Mapping[str, Holder]) -> None:
+        super().__init__(message)
+        self.reasons = dict(reasons)
+        self.holders = dict(holders)
+
+
+class InsufficientMemory(LeaseBusy):
+    """The device has less memory than was asked for.
+
+    Attributes:
+        gpu: UUID of the device.
+        required: MiB that were asked for.
+        available: MiB that there are; None when that is unknown.
+        ever: whether it can have as much at another time.
+    """
+
+    def __init__(self, gpu: str, required: int, available: int | None, *, name: str = "", ever: bool = True) -> None:
+        there = "an unknown amount" if available is None else f"{available:,} MiB"
+        what = f"{there} free" if ever else f"{there} in all"
+        cure = "wait until there is more (timeout=), or take another device" if ever else "ask for less"
+        super().__init__(f"device {name or gpu} has {what}, and {required:,} MiB were asked for: {cure}")
+        self.gpu = gpu
+        self.required = required
+        self.available = available
+        self.ever = ever
+        if not ever:
+            self.exit_code = 69
+
+
+class MemoryQueryFailed(LeaseError):
+    """How much memory a device has, or has free, cannot be told. ``gpu`` is its UUID."""
+
+    def __init__(self, gpu: str, why: str) -> None:
+        super().__init__(f"memory of device {gpu} cannot be told: {why}")
+        self.gpu = gpu
+
+
+class UtilizationQueryFailed(LeaseError):
+    """How busy a device is cannot be told. ``gpu`` is its UUID."""
+
+    def __init__(self, gpu: str, why: str) -> None:
+        super().__init__(f"utilization of device {gpu} cannot be told: {why}")
+        self.gpu = gpu
+
+
+class NotLeaseHolder(LeaseError):
+    """Who wants to give a device back is not who has it.
+
+    Attributes:
+        gpu: UUID of the device.
+        holder: who has it; None for nobody.
+        requested_by: who wanted to.
+    """
+
+    def __init__(self, gpu: str, holder: Holder | None, requested_by: str, name: str = "") -> None:
+        has = f"it is in use by {holder.shown}" if holder else "nobody has it"
+        cure = f": an operator takes it away with foxqueue gpus --release {gpu}" if holder else ""
+        super().__init__(f"{requested_by!r} of this process has no lease of device {name or gpu}, {has}{cure}")
+        self.gpu = gpu
+        self.holder = holder
+        self.requested_by = requested_by
+
+
+class GpuNotFound(LeaseError, NoDevice):
+    """There is no such device, or not among those that may be used. ``gpu`` is what was asked for."""
+
+    def __init__(self, gpu: str, message: str) -> None:
+        super().__init__(message)
+        self.gpu = gpu
+
+
+class LeaseReleased(LeaseError):
+    """The lease was given back before."""
+
+
+class LeaseForked(LeaseError):
+    """The lease belongs to the process that this one was forked from."""
 
 
 class DeviceHeld(FoxqueueError):

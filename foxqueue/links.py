@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import select
 import socket
+import time
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 from urllib.parse import parse_qs, unquote, urlsplit
@@ -140,6 +141,29 @@ class Link:
             replies.append(reply)
         return replies
 
+    def post(self, command: Command) -> None:
+        """Send a command whose reply is taken later: one that blocks."""
+        self._socket.sendall(packed(command))
+
+    def take(self, seconds: float) -> Any:
+        """The reply to what was posted, or Ellipsis when it has not come in so many seconds."""
+        deadline = time.monotonic() + seconds
+        reply = self._reader.gets()
+        while reply is Ellipsis:
+            left = deadline - time.monotonic()
+            if not self._poll.poll(max(left, 0.0) * 1000):
+                return Ellipsis
+            data = self._socket.recv(_CHUNK)
+            if not data:
+                raise ConnectionError("the server closed the connection")
+            self._reader.feed(data)
+            reply = self._reader.gets()
+        return reply
+
+    def fileno(self) -> int:
+        """Of its socket, to wait for a reply in an event loop."""
+        return self._socket.fileno()
+
     def idle(self) -> bool:
         """Whether it is as it was left: open, with nothing to read."""
         return not self._poll.poll(0)
@@ -214,6 +238,14 @@ class Links:
             raise
         self._free.append(link)
         return replies
+
+    def apart(self, timeout_s: float) -> Link:
+        """A connection for the caller alone, who closes it.
+
+        Raises:
+            OSError, hiredis.ReplyError: as of :class:`Link`.
+        """
+        return Link(self._target, timeout_s)
 
     def close(self) -> None:
         """Close all that are at hand."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
@@ -13,6 +13,7 @@ from foxqueue.config import Config
 from foxqueue.errors import DeviceHeld, ServerError
 from foxqueue.gpu import Device
 from foxqueue.holding import Hold, end_named, names_a_run
+from foxqueue.locks import DeviceLock
 from foxqueue.processes import ProcessId
 from foxqueue.states import RUNNING
 
@@ -24,8 +25,10 @@ _log = logging.getLogger(__name__)
 class ClaimHold(Hold):
     """The locks of a device for claims: they wait for each other, and give way to a worker."""
 
-    def __init__(self, config: Config, device: Device, host: str, broker: Broker) -> None:
-        super().__init__(config, device, host)
+    def __init__(
+        self, config: Config, device: Device, host: str, broker: Broker, places: Sequence[Path] | None = None
+    ) -> None:
+        super().__init__(config, device, host, broker, places)
         self._broker = broker
 
     def take_seat(self) -> bool:
@@ -36,7 +39,7 @@ class ClaimHold(Hold):
         """
         if self.seat.acquire():
             return True
-        worker = ProcessId.named(self.seat.read() or {}, "process")
+        worker = ProcessId.named(self._seated(), "process")
         if worker is not None and worker.alive():
             raise DeviceHeld(self.refusal())
         return False
@@ -47,16 +50,16 @@ class ClaimHold(Hold):
             self.seat.write({**self.whose(), "worker": worker, "host": self.host})
         self.seat.unlock()
 
-    def _clean_up(self) -> str:
-        if not names_a_run(self.gpu):
+    def _clean_up(self, lock: DeviceLock) -> str:
+        if not names_a_run(lock):
             return ""
-        record = end_named(self.gpu)
+        record = end_named(lock)
         try:
             obstacle = self._lose(record) if self.is_ours(record) else ""
         except ServerError as error:
             return f"what became of job {record.get('job')}, left on it, cannot be told: {error}"
         if not obstacle:
-            self.done()
+            self.done(lock)
         return obstacle
 
     def _lose(self, record: Mapping[str, Any]) -> str:
