@@ -109,6 +109,7 @@ class JobView:
     model_type: str | None = None
     gpus_wanted: int | None = None
     gpu_memory_mib: int | None = None
+    no_gpu_ok: bool = False
     gpu_uuids: tuple[str, ...] = ()
     worker: str | None = None
     host: str | None = None
@@ -210,6 +211,7 @@ class JobView:
             "model_type": self.model_type,
             "gpus_wanted": self.gpus_wanted,
             "gpu_memory_mib": self.gpu_memory_mib,
+            "no_gpu_ok": self.no_gpu_ok,
             "gpu_uuids": list(self.gpu_uuids),
             "worker": self.worker,
             "host": self.host,
@@ -286,6 +288,7 @@ def _of_hash(text: Mapping[str, str | None]) -> dict[str, Any]:
         "group": group_of(shape),
         "gpus_wanted": need.gpus if need else None,
         "gpu_memory_mib": (need.memory_mib or None) if need else None,
+        "no_gpu_ok": need.no_gpu_ok if need else False,
         "gpu_uuids": tuple(part for part in (text.get("gpus") or "").split(",") if part),
         "submitted_ms": read.ms_of_tick(text.get("born")),
         "queued_ms": read.ms_of_tick(text.get("tick")),

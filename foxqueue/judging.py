@@ -11,10 +11,10 @@ from foxqueue.broker import Broker
 from foxqueue.devices import SeenDevice
 from foxqueue.errors import Unsatisfiable
 from foxqueue.inspector import Inspector, Seen
-from foxqueue.requirement import Requirement, fits
+from foxqueue.requirement import Requirement
 from foxqueue.states import CANCELLED
 from foxqueue.units import DEFAULT_PRIORITY
-from foxqueue.waiting import never_fits
+from foxqueue.waiting import gpu_served, never_fits, of_its_kind
 from foxqueue.wishes import Wishes
 
 if TYPE_CHECKING:
@@ -88,13 +88,15 @@ class Judge:
 
 
 def _warnings(need: Requirement, devices: list[SeenDevice]) -> tuple[str, ...]:
-    of_kind = [device for device in devices if fits(Requirement(need.gpus), device.kind, None)]
+    of_kind = of_its_kind(need, devices)
     if not devices:
         return ("no device is registered yet: the job waits until workers start (foxqueue up)",)
     if not of_kind and need.gpus == 0:
         return ("no CPU slot is registered: the job waits until there is one (foxqueue up --cpu 2)",)
     if not of_kind:
         return ("only CPU slots are registered: the job waits until a worker with a GPU starts (foxqueue up)",)
+    if need.no_gpu_ok and not gpu_served(devices) and any(device.live for device in of_kind):
+        return ("no GPU is served now: the job takes a CPU slot",)
     if not any(device.live for device in of_kind):
         return ("no worker is running for a matching device: the job waits until one starts (foxqueue up)",)
     if all(device.state == "paused" for device in of_kind if device.live):

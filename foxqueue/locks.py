@@ -3,6 +3,9 @@
 A lock is an flock on a file in every place of the machine that users and containers may share. The kernel drops
 it when the last descriptor is closed, so it lives exactly as long as the processes that hold it: no time-out, no
 clean-up. The files stay for ever, because unlinking one that somebody waits for would make two locks of one.
+
+A slot of a device, ``<uuid>/<number>``, has a file of its own, ``<uuid>~<number>``, and shares that of the whole device
+with the other slots. So a device is used whole or in slots, never both, whoever uses it.
 """
 
 from __future__ import annotations
@@ -10,6 +13,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import re
 import stat
 import time
 from collections.abc import Mapping, Sequence
@@ -25,6 +29,8 @@ SHARED_PLACES: Final = (Path("/run/lock/foxqueue"), Path("/dev/shm/foxqueue"))
 _MAX_RECORD: Final = 65536
 _MAX_REPLACED: Final = 100
 _MAX_REFUSED: Final = 20
+_SLOT: Final = re.compile(r"([^/~]+)/([0-9]{1,3})\Z")
+_SLOT_FILE: Final = re.compile(r"([^/~]+)~([0-9]{1,3})\Z")
 
 
 def lock_places(kind: str, machine_dir: Path, environ: Mapping[str, str]) -> list[Path]:
@@ -63,11 +69,26 @@ def lock_places(kind: str, machine_dir: Path, environ: Mapping[str, str]) -> lis
     return places
 
 
+def slot_of(device: str) -> tuple[str, int | None]:
+    """UUID of the whole device, and the number of the slot that ``device`` names, None for a whole device."""
+    match = _SLOT.match(device)
+    return (match[1], int(match[2])) if match else (device, None)
+
+
+def devices_in(places: Sequence[Path], role: Role) -> list[str]:
+    """The devices and slots that have a lock file of this role in any of the places."""
+    found: set[str] = set()
+    for place in places:
+        with suppress(OSError):
+            found.update(name.removesuffix(f".{role}") for name in os.listdir(place) if name.endswith(f".{role}"))  # noqa: PTH208
+    return sorted(_SLOT_FILE.sub(r"\1/\2", name) for name in found if name and not name.startswith("."))
+
+
 class DeviceLock:
-    """One lock of one device: a file in each place, all held or none.
+    """One lock of one device: a file in each place, all held or none. A slot also shares those of its whole device.
 
     Args:
-        device: UUID of the device, the files' name.
+        device: UUID of the device, the files' name, or ``<uuid>/<number>`` for one of its slots.
         role: ``worker``, held by the worker that serves the device, or ``gpu``, held while anything uses it.
         places: from :func:`lock_places`.
 
@@ -76,28 +97,33 @@ class DeviceLock:
     """
 
     def __init__(self, device: str, role: Role, places: Sequence[Path]) -> None:
-        if not device or "/" in device or "\0" in device or device.startswith("."):
+        self.whole, self.slot = slot_of(device)
+        if not self.whole or "/" in self.whole or "\0" in device or device.startswith("."):
             raise InvalidInput(f"{device!r} cannot name a lock file")
         if not places:
             raise InvalidInput("a lock needs at least one place")
         self.device = device
         self.role = role
-        self.paths = [Path(place) / f"{device}.{role}" for place in places]
+        name = self.whole if self.slot is None else f"{self.whole}~{self.slot}"
+        self.paths = [Path(place) / f"{name}.{role}" for place in places]
+        self._shared_paths = [] if self.slot is None else [Path(place) / f"{self.whole}.{role}" for place in places]
         self._fds: list[int] = []
+        self._shared: list[int] = []
 
     @classmethod
     def from_fds(cls, device: str, role: Role, places: Sequence[Path], fds: Sequence[int]) -> DeviceLock:
-        """Take over descriptors that another process locked and handed over, one for each place in order.
+        """Take over descriptors that another process locked and handed over, in the order of :attr:`fds`.
 
         Raises:
-            InvalidInput: their number is not that of the places.
+            InvalidInput: their number is not that of the files.
         """
         lock = cls(device, role, places)
-        if len(fds) != len(lock.paths):
-            raise InvalidInput(f"{len(fds)} descriptors for {len(lock.paths)} lock files of {device}")
+        shared = len(lock._shared_paths)
+        if len(fds) != shared + len(lock.paths):
+            raise InvalidInput(f"{len(fds)} descriptors for {shared + len(lock.paths)} lock files of {device}")
         for descriptor in fds:
             os.set_inheritable(descriptor, False)
-        lock._fds = list(fds)
+        lock._shared, lock._fds = list(fds[:shared]), list(fds[shared:])
         return lock
 
     @property
@@ -107,32 +133,66 @@ class DeviceLock:
 
     @property
     def fds(self) -> list[int]:
-        """The locked descriptors, to hand to the runner; empty when not held."""
-        return list(self._fds)
+        """The locked descriptors, to hand to the runner, those that slots share first; empty when not held."""
+        return [*self._shared, *self._fds]
 
     def acquire(self) -> bool:
         """Lock the files in all places or in none, without waiting.
 
         Returns:
-            Whether the lock is held now; False when somebody else holds it in any place.
+            Whether the lock is held now; False when somebody else holds it in any place, and when a whole device is
+            asked for of which a slot is held, or a slot of one that is held whole.
 
         Raises:
             OSError: a file cannot be opened or locked for another reason.
         """
         if self._fds:
             return True
-        taken: list[int] = []
+        shared = _lock_all(self._shared_paths, fcntl.LOCK_SH)
+        if shared is None:
+            return False
         try:
-            for path in self.paths:
-                descriptor = _lock(path)
-                if descriptor is None:
-                    return False
-                taken.append(descriptor)
-            self._fds, taken = taken, []
+            own = _lock_all(self.paths, fcntl.LOCK_EX)
+            if own is None:
+                return False
+            self._shared, self._fds, shared = shared, own, []
             return True
         finally:
-            for descriptor in taken:
+            for descriptor in shared:
                 os.close(descriptor)
+
+    def relatives(self) -> list[DeviceLock]:
+        """The locks of the same device beside this one, held, whose records may tell what a dead holder left.
+
+        For a slot that of the whole device, for a whole device those of its slots. They can be read and written until
+        they are released. One that is not held is still in use, by a process that ends at this moment.
+
+        Raises:
+            RuntimeError: this lock is not held.
+            OSError: a file cannot be opened or locked.
+        """
+        if not self._fds:
+            raise RuntimeError(f"{self.role} lock of {self.device} is not held")
+        found = self._beside()
+        for lock in found:
+            # Who had it whole is gone, since we share it already; other slots may look at the same time.
+            lock._fds = _lock_all(lock.paths, fcntl.LOCK_SH if lock.slot is None else fcntl.LOCK_EX) or []
+        return found
+
+    def others(self) -> list[dict[str, Any]]:
+        """The records of the other slots of the same device; none for a whole device."""
+        if self.slot is None:
+            return []
+        whole = DeviceLock(self.whole, self.role, [path.parent for path in self.paths])
+        found = (lock.read() for lock in whole._beside() if lock.slot != self.slot)
+        return [record for record in found if record is not None]
+
+    def _beside(self) -> list[DeviceLock]:
+        places = [path.parent for path in self.paths]
+        if self.slot is not None:
+            return [DeviceLock(self.whole, self.role, places)]
+        names = (name for name in devices_in(places, self.role) if name.startswith(f"{self.whole}/"))
+        return [DeviceLock(name, self.role, places) for name in names]
 
     def write(self, record: Mapping[str, Any]) -> None:
         """Say in every file who holds the lock and why.
@@ -141,10 +201,14 @@ class DeviceLock:
             RuntimeError: the lock is not held.
             OSError: no place took the record. A place that did not is emptied, never left with an older one.
         """
+        self.write_packed(json.dumps(dict(record)).encode("ascii"))
+
+    def write_packed(self, record: bytes) -> None:
+        """As :meth:`write`, of a record that is JSON already, without a newline."""
         if not self._fds:
             raise RuntimeError(f"{self.role} lock of {self.device} is not held")
         # Read up to the newline, so the moment between writing and truncating shows no mixture.
-        data = json.dumps(dict(record)).encode("ascii") + b"\n"
+        data = record + b"\n"
         faults: list[OSError] = []
         for descriptor in self._fds:
             try:
@@ -177,31 +241,53 @@ class DeviceLock:
                     return record
         return None
 
+    def records(self) -> list[dict[str, Any]]:
+        """The records of all whose hold may keep this lock from us: its own first, then its relatives'."""
+        return [record for lock in (self, *self._beside()) if (record := lock.read()) is not None]
+
     def release(self) -> None:
         """Close our descriptors. The lock is dropped when the runner, which shares it, has closed its own too.
 
         Never LOCK_UN: that would unlock the description which the runner still relies on.
         """
-        fds, self._fds = self._fds, []
-        for descriptor in fds:
+        fds, self._fds, self._shared = [*self._fds, *self._shared], [], []
+        for descriptor in fds:  # what is shared comes last: without it nobody may have the rest
             os.close(descriptor)
 
     def unlock(self) -> None:
         """Drop the lock although processes that were forked meanwhile hold its descriptors too. Only for who shares it
         with nobody on purpose.
         """
-        for descriptor in self._fds:
+        for descriptor in (*self._fds, *self._shared):
             fcntl.flock(descriptor, fcntl.LOCK_UN)
         self.release()
 
 
-def _lock(path: Path) -> int | None:
+def _lock_all(paths: Sequence[Path], how: int) -> list[int] | None:
+    """Open and lock all files or none; None when somebody else holds one."""
+    taken: list[int] = []
+    done = False
+    try:
+        for path in paths:
+            descriptor = _lock(path, how)
+            if descriptor is None:
+                return None
+            taken.append(descriptor)
+        done = True
+        return taken
+    finally:
+        if not done:
+            for descriptor in taken:
+                os.close(descriptor)
+
+
+def _lock(path: Path, how: int) -> int | None:
     """Open and lock one file; None when somebody else holds it."""
     for _ in range(_MAX_REPLACED):
         descriptor = _open(path)
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            ours, there = os.fstat(descriptor), path.lstat()
+            fcntl.flock(descriptor, how | fcntl.LOCK_NB)
+            ours, there = os.fstat(descriptor), os.lstat(path)
             if (ours.st_dev, ours.st_ino) == (there.st_dev, there.st_ino):
                 return descriptor
         except BlockingIOError:

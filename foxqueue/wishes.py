@@ -40,6 +40,7 @@ class Options(TypedDict, total=False):
         priority: 0-9, or low, medium, high; by default what the namespace says of the model type, else medium.
         gpus: 1, the default, or 0 for a CPU slot.
         gpu_memory: floor of the device's memory, like ``8G``.
+        no_gpu_ok: True to take a CPU slot as long as no GPU is served.
         time_limit: seconds, or text like ``30m``; None, the default, is no limit.
         retries: how many more attempts after a failed one; 0 by default.
         retry_delay: before the first retry, seconds or text, 10 s by default; doubles with each further one.
@@ -74,6 +75,7 @@ class Options(TypedDict, total=False):
     priority: int | str | None
     gpus: int
     gpu_memory: str | None
+    no_gpu_ok: bool
     time_limit: float | str | None
     retries: int
     retry_delay: float | str
@@ -159,7 +161,9 @@ def check(options: Mapping[str, Any]) -> Wishes:
     visible = get("visible", "index")
     if visible not in VISIBLE:
         raise InvalidInput(f"visible {visible!r} is not understood: give index or uuid")
-    need = Requirement(_count(get("gpus", 1), "gpus", 1), memory(get("gpu_memory")))
+    need = Requirement(
+        _count(get("gpus", 1), "gpus", 1), memory(get("gpu_memory")), _flag(get("no_gpu_ok", False), "no_gpu_ok")
+    )
     model_type = _line(get("model_type"), "model type", MAX_NAME)
     group = _line(get("group"), "group", MAX_TEXT, empty=False)
     when = times(get("delay"), get("at"), get("expires"))

@@ -12,6 +12,7 @@ from foxqueue import logs, streams
 from foxqueue.config import load_config
 from foxqueue.errors import DeviceHeld, FoxqueueError
 from workers import worker
+from workers.offered import ENFORCE, OFF, Offered
 from workers.slots import REFUSED
 
 
@@ -25,11 +26,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--gpu", required=True, metavar="REF", help="its device: 0, gpu:0, sim:0, cpu:0 or a UUID")
     parser.add_argument("--simulate", metavar="NxSIZE", help="simulated GPUs in place of real ones, like 2x24G")
     parser.add_argument("--cpu", type=int, default=0, metavar="N", help="CPU slots besides")
+    parser.add_argument("--slots", type=int, default=0, metavar="N", help="each GPU in so many slots: gpu:0/1 is one")
+    parser.add_argument("--enforce-memory", choices=ENFORCE, default=OFF, help="against runs that use too much")
     given = parser.parse_args(arguments)
     try:
         streams.be_patient()
         logs.configure(os.environ, "info")
-        return worker.main(load_config(), given.gpu, given.simulate, given.cpu)
+        offered = Offered(given.simulate, given.cpu, given.slots, given.enforce_memory)
+        return worker.main(load_config(), given.gpu, offered)
     except DeviceHeld as error:
         print(f"foxqueue: {error}", file=sys.stderr)
         return REFUSED

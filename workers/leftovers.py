@@ -14,7 +14,7 @@ from typing import Any
 from foxqueue.config import Config
 from foxqueue.errors import FoxqueueError
 from foxqueue.gpu import Device
-from foxqueue.locks import DeviceLock, Role, lock_places
+from foxqueue.locks import DeviceLock, Role, devices_in, lock_places
 from foxqueue.processes import ProcessId, kill_marked, marked, pid_namespace, session_of
 from foxqueue.rundirs import MARK
 from workers.keeper import Seat, say
@@ -24,6 +24,7 @@ KILLED_S = 10.0
 RUNNER_ENDS_S = 6.0  # it gives its job 2 s, and then kills
 SWEEP_UP_S = 5.0
 PROGRESS_S = 10.0
+COMMAND = "a command under a lease"
 _LOOK_S = 0.05
 
 
@@ -37,6 +38,20 @@ def left_behind(config: Config, device: Device) -> ProcessId | None:
     except FoxqueueError:
         return None  # the worker finds out and says why
     return _process(record, "process") if record and _is_ours(config, record) else None
+
+
+def served_otherwise(config: Config, devices: Sequence[Device]) -> Device | None:
+    """The first device that a living worker of this home and namespace serves in slots where it is wanted whole, or the
+    reverse; None when there is none.
+    """
+    for device in devices:
+        with suppress(FoxqueueError):
+            lock = _lock(config, device, "worker")
+            own = lock.read()
+            beside = (record for record in lock.records() if record != own)
+            if any(_is_ours(config, record) and _process(record, "process") for record in beside):
+                return device
+    return None
 
 
 def left_workers(config: Config) -> list[ProcessId]:
@@ -76,10 +91,16 @@ def holder_of(config: Config, device: Device) -> str:
             return ""
     except (FoxqueueError, OSError):
         return ""
-    record = lock.read() or {}
-    process = ProcessId.named(record, "process") or ProcessId.named(record, "claimer")
+    records = lock.records()
+    living = (record for record in records if (process := _seated(record)) and process.alive())
+    record = next(living, records[0] if records else {})
+    process = _seated(record)
     user, namespace, home = (record.get(key, "unknown") for key in ("user", "namespace", "home"))
     return f"pid {process.pid if process else 'unknown'} of user {user}, namespace {namespace}, home {home}"
+
+
+def _seated(record: Mapping[str, Any]) -> ProcessId | None:
+    return ProcessId.named(record, "process") or ProcessId.named(record, "claimer")
 
 
 # --- runs ---------------------------------------------------------------------------------------------
@@ -87,16 +108,16 @@ def holder_of(config: Config, device: Device) -> str:
 
 @dataclass(frozen=True)
 class LoneRun:
-    """A run whose worker is dead and of which something lives.
+    """A run whose worker is dead, or a command whose lease's holder is, and of which something lives.
 
     Attributes:
-        job: its number, for people.
+        what: it is, for people: ``job 7``.
         mark: in the environment of its processes.
         runner: None when it is dead.
         leader: of the job's session, dead or alive; None when it is not recorded.
     """
 
-    job: Any
+    what: str
     mark: str
     runner: ProcessId | None
     leader: ProcessId | None
@@ -125,7 +146,8 @@ def lone_runs(config: Config) -> list[LoneRun]:
         if not isinstance(mark, str) or _process(record, "worker"):
             continue  # no run, or its worker, started by hand or not yet dead, sees to it
         leader = ProcessId.named(record, "leader")
-        run = LoneRun(record.get("job"), mark, _process(record, "runner"), leader)
+        what = COMMAND if "lease" in record else f"job {record.get('job')}"
+        run = LoneRun(what, mark, _process(record, "runner") or _process(record, "command"), leader)
         if run.alive():
             found.append(run)
     return found
@@ -140,7 +162,7 @@ def end_runs(runs: Sequence[LoneRun]) -> bool:
         Whether nothing of them is left.
     """
     for run in runs:
-        say(f"ending job {run.job}, which has no worker any more")
+        say(f"ending {run.what}, which has no {'holder' if run.what == COMMAND else 'worker'} any more")
         if run.runner:
             ask(run.runner)
     runners = [run.runner for run in runs if run.runner]
@@ -156,7 +178,7 @@ def _sweep_up(run: LoneRun) -> bool:
     gone = kill_marked(MARK, run.mark, 0.0, SWEEP_UP_S, run.leader) and not (run.runner and run.runner.alive())
     if not gone:
         say(
-            f"processes of job {run.job} (marked {MARK}={run.mark}) cannot be killed and still use its device: "
+            f"processes of {run.what} (marked {MARK}={run.mark}) cannot be killed and still use its device: "
             "end them by hand"
         )
     return gone
@@ -175,16 +197,10 @@ def records(config: Config, role: Role) -> Iterator[dict[str, Any]]:
         places: list[Path] = []
         with suppress(FoxqueueError):
             places = lock_places(kind, config.machine_dir, os.environ)
-        for name in sorted({path.stem for place in places for path in _files(place, role)}):
+        for name in devices_in(places, role):
             record = DeviceLock(name, role, places).read()
             if record and _is_ours(config, record):
                 yield record
-
-
-def _files(place: Path, role: Role) -> list[Path]:
-    with suppress(OSError):
-        return list(place.glob(f"[!.]*.{role}"))
-    return []
 
 
 def _is_ours(config: Config, record: Mapping[str, Any]) -> bool:

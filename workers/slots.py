@@ -139,7 +139,7 @@ class Slots:
         url: of the server, with everything needed to connect but the password.
         devices: one worker each.
         strays: ends what dead workers leave.
-        flags: ``--simulate``, ``--cpu``, as `up` was given them.
+        flags: device options, as `up` was given them.
         command: in place of ``python -m workers``.
     """
 

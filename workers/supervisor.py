@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import socket
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -14,15 +12,25 @@ from foxqueue.broker import Broker
 from foxqueue.config import Config, own_password, server_record
 from foxqueue.doctor import server_warnings
 from foxqueue.errors import AlreadyRunning, FoxqueueError, InvalidInput, NoServer, ServerUnavailable
-from foxqueue.gpu import Device, discover
+from foxqueue.gpu import Device
 from foxqueue.listening import neighbour
-from foxqueue.places import home_id
 from foxqueue.server import RunningServer, find_server, stop_server
 from foxqueue.units import format_memory
 from workers.delivery import end_abandoned
 from workers.detach import Report, detached
 from workers.keeper import Keeper, Seat, say, server_seat, up_seat
-from workers.leftovers import ask, await_end, end_runs, end_workers, left_workers, lone_runs, recorded_workers, wait
+from workers.leftovers import (
+    ask,
+    await_end,
+    end_runs,
+    end_workers,
+    left_workers,
+    lone_runs,
+    recorded_workers,
+    served_otherwise,
+    wait,
+)
+from workers.offered import OFF, Offered
 from workers.signals import StopSignals
 from workers.slots import WORKER_COMMAND, Slots
 from workers.strays import Strays
@@ -38,6 +46,8 @@ def up(
     *,
     simulate: str | None = None,
     cpu: int = 0,
+    slots: int = 0,
+    enforce: str = OFF,
     lease_ttl_ms: int | None = None,
     group: str | None = None,
     bind: str | None = None,
@@ -53,6 +63,8 @@ def up(
         config: home, server and namespace.
         simulate: simulated GPUs in place of real ones, like ``2x24G``.
         cpu: number of CPU slots.
+        slots: into how many slots each GPU is parted, 2 to 16; 0 for none.
+        enforce: what is done about a run that uses more memory than it declared: off, warn or kill.
         lease_ttl_ms: the lease's length, for an empty namespace.
         group: a Unix group whose members may use our own server.
         bind: ``HOST:PORT`` that our own server listens on besides, with a password.
@@ -70,7 +82,7 @@ def up(
     """
     access = _access(config, group, bind)
     seat = up_seat(config)
-    run = _Up(config, access, simulate, cpu, lease_ttl_ms, worker_command, seat)
+    run = _Up(config, access, Offered(simulate, cpu, slots, enforce), lease_ttl_ms, worker_command, seat)
     if not detach:
         return run.run(lambda _fact: None)
     seat.take()  # a refusal is told before anything is forked
@@ -158,16 +170,14 @@ class _Up:
         self,
         config: Config,
         access: Access | None,
-        simulate: str | None,
-        cpu: int,
+        offered: Offered,
         lease_ttl_ms: int | None,
         command: Sequence[str],
         seat: Seat,
     ) -> None:
         self._config = config
         self._access = access
-        self._simulate = simulate
-        self._cpu = cpu
+        self._offered = offered
         self._lease_ttl_ms = lease_ttl_ms
         self._command = command
         self._seat = seat
@@ -184,18 +194,23 @@ class _Up:
 
     def _with_server(self, strays: Strays, signals: StopSignals, report: Report) -> int:
         config = self._config
-        identity, host = home_id(config), socket.gethostname()
-        devices = discover(self._simulate, self._cpu, identity, host, os.environ)
+        devices, how = self._offered.devices(config), (self._offered.flags, self._command)
+        other = served_otherwise(config, devices)
+        if other is not None:
+            what = "in slots" if other.slot is None else "as a whole"
+            raise AlreadyRunning(
+                f"workers of an earlier foxqueue up serve {other.of_slot.ref} {what}: run foxqueue down first"
+            )
         if config.url:
             opened = self._open(config.url, config.password)
-            return self._with_workers(opened, Slots(config, config.url, devices, strays, *self._how), signals, report)
+            return self._with_workers(opened, Slots(config, config.url, devices, strays, *how), signals, report)
         keeper = strays.keeper = _keeper(config, self._access, signals)
         if keeper is None:
             return 0
         try:
             url = keeper.server.url
             opened = self._open_again(url, signals)
-            return self._with_workers(opened, Slots(config, url, devices, strays, *self._how), signals, report)
+            return self._with_workers(opened, Slots(config, url, devices, strays, *how), signals, report)
         finally:
             keeper.close()
             if not server_seat(config).taken():
@@ -229,6 +244,8 @@ class _Up:
         try:
             for slot in slots.slots:
                 say(f"{slot.device.ref}  {slot.device.name}  {_memory(slot.device)}{slot.device.uuid}")
+            if self._offered.enforce != OFF and not any(slot.device.kind == "nvml" for slot in slots.slots):
+                say("warning: --enforce-memory: there is no real GPU here, and so no memory to measure")
             try:
                 code = self._watch(slots, lambda: _registered(broker, slots, since_ms), signals, report)
             finally:
@@ -272,12 +289,6 @@ class _Up:
             self._seat.write(record)
         except FoxqueueError as error:
             say(f"{error}; going on without it")
-
-    @property
-    def _how(self) -> tuple[list[str], Sequence[str]]:
-        """Device options and command of each worker."""
-        flags = [] if self._simulate is None else ["--simulate", self._simulate]
-        return flags + (["--cpu", str(self._cpu)] if self._cpu else []), self._command
 
 
 def _memory(device: Device) -> str:

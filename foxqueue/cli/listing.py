@@ -211,7 +211,8 @@ def _facts(job: Job) -> dict[str, Any]:
 
 def _needs(job: JobView) -> str:
     gpus = "a CPU slot" if job.gpus_wanted == 0 else f"{job.gpus_wanted} GPU"
-    return gpus + (f", {format_memory(job.gpu_memory_mib)} or more" if job.gpu_memory_mib else "")
+    floor = f", {format_memory(job.gpu_memory_mib)} or more" if job.gpu_memory_mib else ""
+    return gpus + floor + (", a CPU slot while there is no GPU" if job.no_gpu_ok else "")
 
 
 def _conditions(job: JobView) -> dict[str, Any]:

@@ -50,7 +50,7 @@ def config() -> Config:
     """The configuration, with the options of this command line."""
     from foxqueue.config import load_config
 
-    url, namespace, home = _given()
+    url, namespace, home = given()
     return load_config(url, namespace, home)
 
 
@@ -58,10 +58,11 @@ def client() -> Client:
     """A client of the configured server and namespace."""
     from foxqueue.client import Client
 
-    return Client(*_given())
+    return Client(*given())
 
 
-def _given() -> tuple[str | None, str | None, str | None]:
+def given() -> tuple[str | None, str | None, str | None]:
+    """The options --url, --namespace and --home of this command line, None for those that were left out."""
     meta = click.get_current_context().meta
     return meta.get(_META + "url"), meta.get(_META + "namespace"), meta.get(_META + "home")
 

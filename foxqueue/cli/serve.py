@@ -25,7 +25,19 @@ def _devices(command: F) -> F:
         "--simulate", type=simulated, metavar="NxSIZE", help="Simulated GPUs in place of real ones, like 2x24G."
     )
     cpu = click.option("--cpu", type=Whole(0, 1024), default=0, metavar="N", help="CPU slots besides.")
-    return simulate(cpu(command))
+    slots = click.option(
+        "--slots",
+        type=Whole(2, 16),
+        metavar="N",
+        help="Part each GPU into 2 to 16 slots: jobs share it whose declared memory (--gpu-memory) fits together.",
+    )
+    enforce = click.option(
+        "--enforce-memory",
+        "enforce",
+        type=click.Choice(["warn", "kill"]),
+        help="What to do about a run that uses more GPU memory than it declared.  [default: nothing]",
+    )
+    return simulate(cpu(slots(enforce(command))))
 
 
 def _opened(command: F) -> F:
@@ -46,7 +58,16 @@ def _opened(command: F) -> F:
 )
 @click.option("--detach", is_flag=True, help="Return when all is up, and go on in the background.")
 @common
-def up(simulate: str | None, cpu: int, group: str | None, bind: str | None, ttl_s: float | None, detach: bool) -> int:
+def up(
+    simulate: str | None,
+    cpu: int,
+    slots: int | None,
+    enforce: str | None,
+    group: str | None,
+    bind: str | None,
+    ttl_s: float | None,
+    detach: bool,
+) -> int:
     """Run a worker for each device of this machine, and our own server unless one is configured.
 
     Ctrl-C, SIGTERM or foxqueue down ends it: jobs have 60 seconds to end, then they go back into the queue. A second
@@ -57,7 +78,15 @@ def up(simulate: str | None, cpu: int, group: str | None, bind: str | None, ttl_
 
     ttl_ms = None if ttl_s is None else round(ttl_s * 1000)
     return supervisor.up(
-        config(), simulate=simulate, cpu=cpu, lease_ttl_ms=ttl_ms, group=group, bind=bind, detach=detach
+        config(),
+        simulate=simulate,
+        cpu=cpu,
+        slots=slots or 0,
+        enforce=enforce or "off",
+        lease_ttl_ms=ttl_ms,
+        group=group,
+        bind=bind,
+        detach=detach,
     )
 
 
@@ -83,12 +112,13 @@ def server(group: str | None, bind: str | None) -> int:
 
 
 @click.command(short_help="Run one worker in the foreground.")
-@click.option("--gpu", required=True, metavar="REF", help="Its device: 0, gpu:0, sim:0, cpu:0 or a UUID.")
+@click.option("--gpu", required=True, metavar="REF", help="Its device: 0, gpu:0, sim:0, cpu:0, a UUID; gpu:0/1.")
 @_devices
 @common
-def worker(gpu: str, simulate: str | None, cpu: int) -> int:
+def worker(gpu: str, simulate: str | None, cpu: int, slots: int | None, enforce: str | None) -> int:
     """Run one worker in the foreground, for one device."""
     _log()
     from workers import worker as program
+    from workers.offered import OFF, Offered
 
-    return int(program.main(config(), gpu, simulate, cpu))
+    return program.main(config(), gpu, Offered(simulate, cpu, slots or 0, enforce or OFF))

@@ -19,6 +19,7 @@ _PLAIN = (
     "priority",
     "gpus",
     "gpu_memory",
+    "no_gpu_ok",
     "time_limit",
     "retries",
     "retry_delay",
@@ -49,6 +50,7 @@ _OPTIONS = (
     ),
     click.option("--gpus", type=Whole(0, 1), default=1, show_default=True, help="1 GPU, or 0: a CPU slot."),
     click.option("--gpu-memory", metavar="SIZE", help="Floor of the GPU's memory, like 8G."),
+    click.option("--no-gpu-ok", is_flag=True, help="Take a CPU slot as long as no GPU is served."),
     click.option("-t", "--time-limit", metavar="TIME", help="End the job after this time, like 30m."),
     click.option(
         "--retries", type=Whole(0, 1000), default=0, show_default=True, help="More attempts after a failed one."

@@ -54,6 +54,7 @@ FIELDS = [
     "model_type",
     "gpus_wanted",
     "gpu_memory_mib",
+    "no_gpu_ok",
     "gpu_uuids",
     "worker",
     "host",
