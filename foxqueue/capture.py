@@ -69,7 +69,7 @@ def capture(environ: Mapping[str, str]) -> Captured:
     """
     env: dict[str, str] = {}
     left_out = []
-    added = environ is os.environ and locale_is_pythons(environ, _first_environment())
+    added = environ is os.environ and locale_is_pythons(environ, first_environment())
     for name, value in environ.items():
         if name in _OF_THE_SHELL or name.startswith("FOXQUEUE_") or (added and name == "LC_CTYPE"):
             continue
@@ -102,7 +102,7 @@ def locale_is_pythons(environ: Mapping[str, str], first: Mapping[str, str]) -> b
     return known and unset
 
 
-def _first_environment() -> dict[str, str]:
+def first_environment() -> dict[str, str]:
     try:
         pairs = Path("/proc/self/environ").read_bytes().split(b"\0")
     except OSError:

@@ -2,14 +2,60 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
 
 from foxqueue import codec
 from foxqueue.errors import InvalidInput, NoDevice
+from foxqueue.holders import Holder, job_number, lease_token, read_holder
+from foxqueue.withheld import WORDS, Withheld, read_withheld
 
 LEAST_PREFIX = 8  # characters of a UUID that are enough to name a device
+
+_SHOWN_STRANGERS: Final = 8
+_REF = re.compile(r"(?:gpu|mig|sim|cpu):[0-9][0-9./]{0,20}\Z")
+_TAKEN: Final = ("leased", "unavailable", *WORDS)  # states that say more than a pause
+
+
+@dataclass(frozen=True)
+class Told:
+    """What Redis says of devices besides what their workers published.
+
+    Attributes:
+        granted: device -> its last grant.
+        holders: device -> text of the holder of a lease.
+        heard_of: devices whose lease key lives: who has another's lease is gone.
+        withheld: device -> why nobody is given it.
+        declared: slot -> MiB that what has it may use.
+        paused: device -> by whom and why it was paused.
+    """
+
+    granted: Mapping[str, str] = field(default_factory=dict)
+    holders: Mapping[str, str] = field(default_factory=dict)
+    heard_of: Collection[str] = ()
+    withheld: Mapping[str, str] = field(default_factory=dict)
+    declared: Mapping[str, int] = field(default_factory=dict)
+    paused: Mapping[str, str] = field(default_factory=dict)
+
+    def holder(self, device: str) -> Holder | None:
+        """Who has a device, or all of the device of which it is a slot, by a lease; None when nobody has."""
+        for name in dict.fromkeys((device, whole_of(device))):
+            grant = self.granted.get(name, "")
+            if lease_token(grant) and name in self.heard_of:
+                return read_holder(grant, self.holders.get(name))
+        return None
+
+    def why_withheld(self, device: str) -> Withheld | None:
+        """Why nobody is given a device, or all of the device of which it is a slot."""
+        return read_withheld(self.withheld.get(device) or self.withheld.get(whole_of(device)))
+
+
+def whole_of(device: str) -> str:
+    """The UUID of the whole device, where a slot of one is named."""
+    whole, slash, number = device.rpartition("/")
+    return whole if slash and number.isdigit() else device
 
 
 @dataclass(frozen=True)
@@ -20,6 +66,12 @@ class SeenDevice:
         live: whether the worker that published it was heard of lately.
         job: number of the job that has it.
         observed_ms: epoch ms of the worker's last sign of life, None when that was more than a day ago.
+        slot: its number where it is a slot of a GPU, None for a whole device.
+        declared_mib: memory that what has a slot may use; None where nothing has it.
+        ref: its name on its machine as its worker says it, "" where that does not.
+        holder: who has it by a lease.
+        withheld: why nobody is given it.
+        strangers: processes on it that are none of ours: pid, mib, user and command of each.
     """
 
     uuid: str
@@ -39,12 +91,26 @@ class SeenDevice:
     since_ms: int | None
     observed_ms: int | None
     live: bool
+    slot: int | None = None
+    declared_mib: int | None = None
+    ref: str = ""
+    holder: Holder | None = None
+    withheld: Withheld | None = None
+    strangers: tuple[Mapping[str, Any], ...] = ()
+
+    @property
+    def whole(self) -> str:
+        """The UUID of the whole device; its own where it is no slot."""
+        return self.uuid if self.slot is None else self.uuid.removesuffix(f"/{self.slot}")
 
     @property
     def short(self) -> str:
-        """Its name on its machine: ``sim:0``."""
+        """Its name on its machine: ``sim:0``, of a slot ``gpu:0/1``, of a MIG instance ``mig:0.1``."""
+        if self.ref:
+            return self.ref
         prefix = {"nvml": "gpu", "simulated": "sim", "cpu": "cpu"}.get(self.kind, self.kind)
-        return f"{prefix}:{self.index}" if self.index is not None else self.uuid
+        slot = "" if self.slot is None else f"/{self.slot}"
+        return f"{prefix}:{self.index}{slot}" if self.index is not None else self.uuid
 
     @property
     def label(self) -> str:
@@ -57,23 +123,15 @@ class SeenDevice:
         return self.kind != "cpu"
 
 
-def seen_device(
-    uuid: str,
-    record: bytes,
-    granted: Mapping[str, str],
-    heard: Mapping[str, int],
-    since: int,
-    paused: Mapping[str, str] | None = None,
-) -> SeenDevice | None:
+def seen_device(uuid: str, record: bytes, told: Told, heard: Mapping[str, int], since: int) -> SeenDevice | None:
     """One device from its worker's record.
 
     Args:
         uuid: of the device.
         record: ``<worker> <seq> <msgpack>``, what its worker last saw.
-        granted: device -> its last grant.
+        told: what else Redis says.
         heard: worker -> epoch ms of its last sign of life.
         since: epoch ms; a worker unheard of since then is gone.
-        paused: device -> by whom and why it was paused.
 
     Returns:
         The device; None when its record cannot be read.
@@ -86,9 +144,10 @@ def seen_device(
     worker_state = str(look.get("worker_state") or "idle")
     left = worker_state == "lost"  # its own last word: it was told to stop, and has
     live = observed is not None and observed >= since and not left
-    job, state, detail = _standing(uuid, look, granted, live=live, left=left)
-    if paused and uuid in paused:
-        state, detail = _paused(paused[uuid], state, detail)
+    job, state, detail = _standing(uuid, look, told, live=live, left=left)
+    if uuid in told.paused:
+        state, detail = _paused(told.paused[uuid], state, detail)
+    holder, ref = told.holder(uuid), str(look.get("ref") or "")
     return SeenDevice(
         uuid=uuid,
         index=number(look.get("index")),
@@ -107,7 +166,57 @@ def seen_device(
         since_ms=number(look.get("since_ms")),
         observed_ms=observed,
         live=live,
+        slot=slot_of(uuid),
+        declared_mib=told.declared.get(uuid) if job is not None or holder else None,
+        ref=ref if _REF.match(ref) else "",
+        holder=holder,
+        withheld=told.why_withheld(uuid),
+        strangers=_strangers(look.get("strangers")),
     )
+
+
+def leased_device(uuid: str, told: Told) -> SeenDevice | None:
+    """A device that no worker has ever served, but that somebody has by a lease; None when nobody has."""
+    holder = told.holder(uuid)
+    if holder is None:
+        return None
+    return SeenDevice(
+        uuid=uuid,
+        index=None,
+        name="",
+        kind="nvml",
+        memory_total_mib=None,
+        memory_free_mib=None,
+        utilization=None,
+        state="leased",
+        detail=f"by {holder.shown}; no worker serves it",
+        job=None,
+        worker="",
+        worker_state="lost",
+        host=holder.host,
+        pid=None,
+        since_ms=None,
+        observed_ms=None,
+        live=False,
+        slot=slot_of(uuid),
+        holder=holder,
+        withheld=told.why_withheld(uuid),
+    )
+
+
+def slot_of(device: str) -> int | None:
+    """Number of the slot that is named, None for a whole device."""
+    return int(device.rpartition("/")[2]) if whole_of(device) != device else None
+
+
+def _strangers(found: Any) -> tuple[Mapping[str, Any], ...]:
+    """As a worker published them, what is malformed left out."""
+    told = []
+    for entry in (found if isinstance(found, list | tuple) else ())[:_SHOWN_STRANGERS]:
+        if isinstance(entry, list | tuple) and len(entry) == 4:
+            pid, mib, user, command = entry
+            told.append({"pid": number(pid), "mib": number(mib), "user": str(user), "command": str(command)})
+    return tuple(told)
 
 
 def _read(record: bytes) -> tuple[str, dict[str, Any]] | None:
@@ -120,33 +229,33 @@ def _read(record: bytes) -> tuple[str, dict[str, Any]] | None:
         return None
 
 
-def _standing(
-    uuid: str, look: Mapping[str, Any], granted: Mapping[str, str], *, live: bool, left: bool
-) -> tuple[int | None, str, str]:
+def _standing(uuid: str, look: Mapping[str, Any], told: Told, *, live: bool, left: bool) -> tuple[int | None, str, str]:
     """Which job has it, its state, and what is to be said of that."""
-    holder = granted.get(uuid, "").partition(" ")[2]
-    role, _, text = holder.partition(":")
-    job = int(text) if role in ("job", "released") and text.isdigit() else None
+    grant, holder, withheld = told.granted.get(uuid, ""), told.holder(uuid), told.why_withheld(uuid)
+    job, released = job_number(grant), " released:" in grant
     state, detail = str(look.get("state") or "free"), str(look.get("detail") or "")
     if not live:
         state, detail = "unavailable", "its worker was stopped" if left else "its worker is gone"
-    if role == "released" and job is not None:
+    if released and job is not None:
         detail = f"being released, {detail}" if not live else "being released"
     if live and job is not None:
         state = "leased"
-    elif live and holder == "dirty":
-        state = "dirty"
-    elif live and state == "leased" and uuid not in granted:
+    elif holder is not None:
+        # What its worker says while it stands aside is that it does so.
+        state, detail = "leased", "; ".join(filter(None, (f"by {holder.shown}", "" if live else detail)))
+    elif live and state == "leased" and uuid not in told.granted:
         detail = "its run is of an earlier life of this queue"  # the server has lost its data since
-    elif live and state == "leased":
-        state = "free"  # the grant ended after the worker's last look
+    elif live and state in ("leased", *WORDS):
+        state, detail = "free", "" if state in WORDS else detail  # that ended after the worker's last look
+    if withheld is not None:
+        if live and state not in ("leased", "unavailable"):
+            return job, withheld.word, withheld.text
+        detail = "; ".join(filter(None, (detail, f"{withheld.word}: {withheld.text}")))
     return job, state, detail
 
 
 def _paused(by: str, state: str, detail: str) -> tuple[str, str]:
-    return state if state in ("leased", "unavailable") else "paused", "; ".join(
-        filter(None, (f"paused by {by}", detail))
-    )
+    return state if state in _TAKEN else "paused", "; ".join(filter(None, (f"paused by {by}", detail)))
 
 
 def named(devices: Sequence[SeenDevice], ref: str) -> SeenDevice:
@@ -174,8 +283,13 @@ def named(devices: Sequence[SeenDevice], ref: str) -> SeenDevice:
     raise NoDevice(f"no device {ref!r} is registered; there are: {there or 'none'}")
 
 
-def device_dict(device: SeenDevice, observed_at: str | None) -> dict[str, Any]:
-    """The JSON object of a device."""
+def device_dict(device: SeenDevice, time: Callable[[int | None], str | None]) -> dict[str, Any]:
+    """The JSON object of a device.
+
+    Args:
+        device: what was seen of it.
+        time: writes epoch ms.
+    """
     return {
         "uuid": device.uuid,
         "index": device.index,
@@ -188,7 +302,38 @@ def device_dict(device: SeenDevice, observed_at: str | None) -> dict[str, Any]:
         "detail": device.detail or None,
         "job": device.job,
         "worker": device.worker,
-        "observed_at": observed_at,
+        "observed_at": time(device.observed_ms),
+        "ref": device.short,
+        "host": device.host,
+        "slot": device.slot,
+        "declared_mib": device.declared_mib,
+        "holder": None if device.holder is None else holder_dict(device.holder, time),
+        "withheld": None if device.withheld is None else withheld_dict(device.withheld, time),
+        "strangers": [dict(stranger) for stranger in device.strangers],
+    }
+
+
+def holder_dict(holder: Holder, time: Callable[[int | None], str | None]) -> dict[str, Any]:
+    """The JSON object of who has a device by a lease."""
+    return {
+        "user": holder.user,
+        "host": holder.host,
+        "pid": holder.pid,
+        "label": holder.label or None,
+        "since": time(holder.since_ms),
+        "until": time(holder.until_ms),
+        "fence": None if holder.fence is None else str(holder.fence),
+        "taken_by": holder.taken_by or None,
+    }
+
+
+def withheld_dict(withheld: Withheld, time: Callable[[int | None], str | None]) -> dict[str, Any]:
+    """The JSON object of why a device is withheld."""
+    return {
+        "word": withheld.word,
+        "kind": withheld.kind or None,
+        "since": time(withheld.since_ms or None),
+        "text": withheld.text,
     }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,13 +18,14 @@ from foxqueue.lines import Line, Lines
 from foxqueue.replies import memory_of, pairs, text, whole
 from foxqueue.requirement import Requirement, fits
 from foxqueue.units import format_duration
-from foxqueue.waiting import why_held_back
+from foxqueue.waiting import declared_mib, gpu_served, of_its_kind, why_held_back
+from foxqueue.withheld import WORDS
 
 BOUND_S = 5.0
 TIMEOUT_S = 2.0  # of each answer, so that a server which hangs is named as such before the time is over
 AGAIN_S = 2.0  # between two looks: a device between two jobs is no idle one
 HEADS = 200  # jobs of a shape among which the one that has waited longest is looked for
-_BROKEN = frozenset({"unavailable", "dirty", "quarantined"})
+_BROKEN = frozenset({"unavailable", *WORDS})
 
 
 @dataclass(frozen=True)
@@ -69,6 +71,7 @@ class Health:
                     "state": device.state,
                     "detail": device.detail or None,
                     "job": device.job,
+                    "leased_to": None if device.holder is None else device.holder.shown,
                     "live": device.live,
                 }
                 for device in self.devices
@@ -135,11 +138,12 @@ def _writes(broker: Broker) -> Finding:
 def _workers(devices: Sequence[SeenDevice]) -> Finding:
     live = [device for device in devices if device.live]
     taking = [device for device in live if device.worker_state != "draining"]
-    paused = sum(device.state == "paused" for device in taking)
+    states = Counter(device.state for device in taking)
     detail = f"{len(taking)} of {len(devices)} registered devices have a live worker that takes jobs"
     if live and not taking:
         detail = "all live workers are ending and take no more jobs"
-    return Finding("workers", bool(taking), detail + (f"; {paused} of them paused" if paused else ""))
+    more = ", ".join(f"{states[state]} of them {state}" for state in ("paused", *WORDS) if states[state])
+    return Finding("workers", bool(taking), detail + (f"; {more}" if more else ""))
 
 
 @dataclass(frozen=True)
@@ -202,17 +206,19 @@ def _stuck(broker: Broker, inspector: Inspector, lines: Lines, max_age_ms: float
 
 def _unserved(need: Requirement, devices: Sequence[SeenDevice]) -> tuple[str, str, str] | None:
     """A device, its state, and why a job that waits for such a one should not; None when it may."""
-    fitting = [device for device in devices if device.live and fits(need, device.kind, device.memory_total_mib)]
+    served = gpu_served(devices)
+    fitting = [one for one in devices if one.live and fits(need, one.kind, one.memory_total_mib, gpu_served=served)]
     idle = [
         device
         for device in fitting
         if device.state == "free"
         and device.worker_state != "draining"
-        and fits(need, device.kind, device.memory_free_mib)
+        and fits(need, device.kind, device.memory_free_mib, gpu_served=served)
+        and not declared_mib(device, devices)  # beside others it may have to wait for room
     ]
     if idle:
         return idle[0].uuid, "free", f" while {idle[0].label} stands idle"
-    if not any(device.live and fits(Requirement(need.gpus), device.kind, None) for device in devices):
+    if not any(device.live for device in of_its_kind(need, devices)):
         return "", "", ", and no live worker serves such a device"
     if fitting and all(device.state in _BROKEN for device in fitting):
         why = f"{fitting[0].label} is {fitting[0].state}" + (f": {fitting[0].detail}" if fitting[0].detail else "")

@@ -7,7 +7,6 @@ states, so a listing sees what the scripts see.
 from __future__ import annotations
 
 import heapq
-import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
@@ -15,13 +14,14 @@ from typing import Any
 
 from foxqueue import statistics, waiting
 from foxqueue.broker import Broker
-from foxqueue.devices import SeenDevice, device_dict, seen_device
-from foxqueue.errors import GroupNotFound, JobNotFound, ServerError, ServerRefused, ServerUnavailable
+from foxqueue.devices import SeenDevice
+from foxqueue.errors import GroupNotFound, JobNotFound
+from foxqueue.fleet import Fleet, Seen
 from foxqueue.groups import GroupView
-from foxqueue.job import FIELDS, JobView, ended_runs, open_parents, rfc3339, view
+from foxqueue.job import FIELDS, JobView, ended_runs, open_parents, view
 from foxqueue.lines import Lines, read_groups
 from foxqueue.paging import BATCH, Reader, chunks
-from foxqueue.replies import Piece, fields, pairs, read_pieces, text, whole
+from foxqueue.replies import Piece, fields, read_pieces, text
 from foxqueue.states import BLOCKED, CANCELLED, ENDED, FAILED, PENDING, RUNNING, SCHEDULED, STATES, SUCCEEDED
 from foxqueue.trail import BLOCK_S, News, Trail
 
@@ -29,7 +29,6 @@ LOOKED_AT_MOST = 20_000  # jobs that one filtered listing reads before it says t
 STATES_AT_ONCE = 1000  # jobs whose state alone is read in one round trip
 ASKED_ALONE = 20  # jobs whose places are counted one by one; over that the lines are read
 LOG_ENTRIES = 10_000
-LATELY_MS = 15_000  # unless the settings say otherwise
 
 __all__ = ["BATCH", "BLOCK_S", "LOOKED_AT_MOST", "Inspector", "Listing", "News", "Seen"]
 
@@ -53,21 +52,6 @@ class Listing:
     paused: Mapping[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class Seen:
-    """The devices at one moment.
-
-    Attributes:
-        devices: every registered one, those whose worker is gone too, by host and index.
-        paused: by whom and why the namespace (``*``) and devices are paused.
-        now_ms: the server's clock.
-    """
-
-    devices: list[SeenDevice]
-    paused: dict[str, str]
-    now_ms: int
-
-
 class Inspector:
     """Read-only questions to one namespace."""
 
@@ -76,6 +60,7 @@ class Inspector:
         self._keys = broker.keys
         self._reader = Reader(broker)
         self.trail = Trail(self._reader)
+        self.fleet = Fleet(self._reader)
 
     # Jobs
 
@@ -291,65 +276,25 @@ class Inspector:
 
     def seen(self) -> Seen:
         """The devices, what is paused, and the server's clock."""
-        keys = self._keys
-        seen, grants, pauses, alive, time = self._reader.ask(
-            [
-                ("HGETALL", keys.gpus),
-                ("HGETALL", keys.granted),
-                ("HGETALL", keys.paused),
-                ("ZRANGE", keys.workers, 0, -1, "WITHSCORES"),
-                ("TIME",),
-            ]
-        )
-        within = self._lately_ms()
-        now = whole(time[0]) * 1000 + whole(time[1]) // 1000
-        heard = {text(worker): int(ms) for worker, score in pairs(alive) if math.isfinite(ms := float(score))}
-        granted, paused = fields(grants), fields(pauses)
-        read = (seen_device(text(uuid), record, granted, heard, now - within, paused) for uuid, record in pairs(seen))
-        kinds = ("nvml", "simulated", "cpu")
-        order = {kind: at for at, kind in enumerate(kinds)}
-        found = [device for device in read if device]
-        found.sort(key=lambda d: (d.host, order.get(d.kind, 9), d.index or 0, d.uuid))
-        return Seen(found, paused, now)
+        return self.fleet.seen()
 
     def devices(self) -> list[SeenDevice]:
         """Every registered device, those whose worker is gone too, by host and index."""
         return self.seen().devices
 
-    def _lately_ms(self) -> int:
-        """How long ago a living worker was heard of at most."""
-        try:
-            settings = self._broker.settings()
-        except (ServerUnavailable, ServerRefused):
-            raise
-        except (ServerError, ValueError):  # damaged settings must not hide the devices
-            return LATELY_MS
-        return max(3 * settings.beat_ms, settings.ttl_ms)
-
     def gpus(self) -> list[dict[str, Any]]:
         """The JSON objects of all devices."""
-        return [device_dict(device, rfc3339(device.observed_ms)) for device in self.devices()]
+        return self.fleet.gpus(self.seen())
 
     def workers(self) -> list[dict[str, Any]]:
         """The JSON objects of live workers, one a device."""
-        return [
-            {
-                "id": device.worker,
-                "host": device.host,
-                "pid": device.pid,
-                "device": device.uuid,
-                "state": device.worker_state,
-                "job": device.job,
-                "since": rfc3339(device.since_ms),
-            }
-            for device in self.devices()
-            if device.live
-        ]
+        return self.fleet.workers(self.seen())
 
     def stats(self) -> dict[str, Any]:
         """The JSON object of the queue's figures; ages are seconds, None where there is nothing to measure."""
         seen = self.seen()
-        return statistics.figures(self._reader, self.trail, seen.devices, seen.paused, seen.now_ms)
+        waiting_for_leases = len(self.fleet.waiters(seen))
+        return statistics.figures(self._reader, self.trail, seen, waiting_for_leases)
 
     # Values, output and events
 

@@ -127,15 +127,18 @@ def await_idle(
     inspector: Inspector,
     scope: Scope,
     timeout: float | str | None = None,
-    on_change: Callable[[list[int]], None] | None = None,
+    on_change: Callable[[str], None] | None = None,
 ) -> None:
     """Wait until nothing of it runs, over every restart of the server.
+
+    Of a device a lease is waited for, too: a device's pause holds leases back as it holds jobs back. That of the whole
+    queue or of a group does not, so there nobody waits for leases.
 
     Args:
         broker, inspector: of the namespace.
         scope: what was paused.
         timeout: seconds, or text like ``30m``; None for as long as it takes.
-        on_change: called with the numbers of the jobs that run, at first and whenever they are others.
+        on_change: called with what is waited for, in words, at first and whenever that changes.
 
     Raises:
         WaitTimeout: the time is over.
@@ -143,7 +146,7 @@ def await_idle(
     following = Following(broker, inspector)
     deadline = deadline_of(timeout)
     event = following.patiently(inspector.last_event, deadline)
-    before: list[int] | None = None
+    before = ""
     while True:
         following.patiently(following.look, deadline)
         running = following.patiently(partial(_running, inspector, scope), deadline)
@@ -154,14 +157,18 @@ def await_idle(
         before = running
         left = BLOCK_S if deadline is None else deadline - time.monotonic()
         if left <= 0:
-            raise WaitTimeout(
-                f"the time is over, and of {scope.label} {jobs_named(running)} still runs; it stays paused"
-            )
+            raise WaitTimeout(f"the time is over, and of {scope.label} {running} still runs; it stays paused")
         event = following.patiently(partial(inspector.news, event, left), deadline).event
 
 
-def _running(inspector: Inspector, scope: Scope) -> list[int]:
-    return [job.number for job in inspector.every({RUNNING}, scope.holds)]
+def _running(inspector: Inspector, scope: Scope) -> str:
+    """What runs, in words; "" when nothing does."""
+    numbers = [job.number for job in inspector.every({RUNNING}, scope.holds)]
+    named = [jobs_named(numbers)] if numbers else []
+    if not scope.word.startswith(("*", "@")):
+        seen = inspector.seen().leased
+        named += [f"the lease of {it.holder.shown}" for it in seen if it.holder and scope.word in (it.uuid, it.whole)]
+    return " and ".join(named)
 
 
 def jobs_named(numbers: list[int]) -> str:

@@ -4,34 +4,32 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from typing import Any
 
-from foxqueue.devices import SeenDevice
+from foxqueue.fleet import Seen
 from foxqueue.lines import Lines
 from foxqueue.paging import BATCH, Reader, chunks
-from foxqueue.replies import pairs, text, whole
+from foxqueue.replies import fields, pairs, text, whole
 from foxqueue.requirement import group_of
 from foxqueue.trail import Trail
 
 OLDEST_LOOKED_AT = 10_000  # pending jobs among which the oldest is looked for
 
 
-def figures(
-    reader: Reader, trail: Trail, devices: Sequence[SeenDevice], paused: Mapping[str, str], now_ms: int
-) -> dict[str, Any]:
+def figures(reader: Reader, trail: Trail, seen: Seen, waiting_for_leases: int) -> dict[str, Any]:
     """The JSON object of the queue's figures; ages are seconds, None where there is nothing to measure.
 
     Args:
         reader, trail: of the namespace.
-        devices: all that are registered.
-        paused: by whom and why the namespace (``*``) and devices are paused.
-        now_ms: the server's clock.
+        seen: the devices.
+        waiting_for_leases: how many stand in line for one.
     """
-    lines = Lines.read(reader)
+    lines, now_ms = Lines.read(reader), seen.now_ms
     counts = lines.counts()
-    gpus = [device for device in devices if device.is_gpu and device.live]
-    unfinished = reader.ask([("HVALS", reader.keys.unfinished)])[0] or []
+    gpus = [device for device in seen.devices if device.is_gpu and device.live]
+    unfinished, leases = reader.ask([("HVALS", reader.keys.unfinished), ("HGETALL", reader.keys.lease_stats)])
+    counted = fields(leases)
     return {
         "queued_jobs": counts["pending"] + counts["scheduled"] + counts["blocked"],
         "processing_jobs": counts["running"],
@@ -43,8 +41,13 @@ def figures(
         "last_claim_s": _age(now_ms, trail.last_claim_ms()),
         "scheduled": counts["scheduled"],
         "blocked": counts["blocked"],
-        "unfinished": sum(map(whole, unfinished)),
-        "paused": paused.get("*"),
+        "unfinished": sum(map(whole, unfinished or [])),
+        "paused": seen.paused.get("*"),
+        "withheld": sum(device.withheld is not None for device in seen.devices),
+        "leased": len(seen.leased),
+        "waiting_for_leases": waiting_for_leases,
+        **{f"leases_{name}": whole(counted.get(name, "0")) for name in ("acquired", "contended", "lost", "released")},
+        **{f"leases_{name}_s": whole(counted.get(f"{name}_ms", "0")) / 1000 for name in ("wait", "hold")},
     }
 
 

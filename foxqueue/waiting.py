@@ -5,7 +5,7 @@ Pure: it judges what the inspector read.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from foxqueue.devices import SeenDevice
 from foxqueue.groups import GroupView
@@ -15,7 +15,34 @@ from foxqueue.units import format_duration, format_memory
 Why = tuple[str, str]
 
 PARENTS_NAMED = 5  # parents that a sentence names
+HOLDERS_NAMED = 2  # holders of leases that one names
 _CONDITIONS = {"succeeded": "succeeded", "any": "any end", "failed": "failed", "ended": "replaced by this one"}
+
+
+def gpu_served(devices: Iterable[SeenDevice]) -> bool:
+    """Whether a live worker serves a GPU: then jobs for which a CPU slot will do wait for that."""
+    return any(device.live and device.is_gpu for device in devices)
+
+
+def of_its_kind(need: Requirement, devices: Sequence[SeenDevice]) -> list[SeenDevice]:
+    """The devices that a job may have as things stand, memory apart."""
+    served = gpu_served(devices)
+    return [device for device in devices if fits(need.any_memory, device.kind, None, gpu_served=served)]
+
+
+def declared_mib(device: SeenDevice, devices: Iterable[SeenDevice]) -> int:
+    """MiB that runs and leases on the slots of a device have declared; 0 for a whole device."""
+    if device.slot is None:
+        return 0
+    return sum(one.declared_mib or 0 for one in devices if one.slot is not None and one.whole == device.whole)
+
+
+def has_room(need: Requirement, device: SeenDevice, devices: Iterable[SeenDevice]) -> bool:
+    """Whether what the other slots of a device have declared leaves enough. One that says nothing needs all of it."""
+    if device.slot is None:
+        return True
+    total = device.memory_total_mib or 0
+    return (need.memory_mib or total) <= total - declared_mib(device, devices)
 
 
 def never_fits(need: Requirement, devices: Sequence[SeenDevice]) -> str | None:
@@ -23,8 +50,8 @@ def never_fits(need: Requirement, devices: Sequence[SeenDevice]) -> str | None:
 
     None as well while no device of the kind is registered: one may come.
     """
-    of_kind = [device for device in devices if fits(Requirement(need.gpus), device.kind, None)]
-    if not of_kind or any(fits(need, device.kind, device.memory_total_mib) for device in of_kind):
+    of_kind, served = of_its_kind(need, devices), gpu_served(devices)
+    if not of_kind or any(fits(need, one.kind, one.memory_total_mib, gpu_served=served) for one in of_kind):
         return None
     known = [device for device in of_kind if device.memory_total_mib is not None]
     if not known:
@@ -94,18 +121,18 @@ def why_waiting(need: Requirement | None, devices: Sequence[SeenDevice], ahead: 
     """
     if need is None:
         return "no_matching_device", "asks for something that this version of foxqueue does not know"
-    of_kind = [device for device in devices if fits(Requirement(need.gpus), device.kind, None)]
+    of_kind, served = of_its_kind(need, devices), gpu_served(devices)
     if not of_kind:
         return _none_registered(need, devices)
     never = never_fits(need, devices)
     if never:
         return "unsatisfiable", never
-    matching = [device for device in of_kind if fits(need, device.kind, device.memory_total_mib)]
+    matching = [one for one in of_kind if fits(need, one.kind, one.memory_total_mib, gpu_served=served)]
     live = [device for device in matching if device.live and device.worker_state != "draining"]
     queue = f", {_jobs(ahead)} ahead" if ahead else ", next in line"
     if not live:
         return "no_worker", f"no worker is running for {_of(matching, 'matching device')}: foxqueue up{queue}"
-    return _why_busy(need, live, ahead, queue)
+    return _why_busy(need, live, devices, ahead, queue)
 
 
 def _none_registered(need: Requirement, devices: Sequence[SeenDevice]) -> Why:
@@ -116,28 +143,55 @@ def _none_registered(need: Requirement, devices: Sequence[SeenDevice]) -> Why:
     return "no_matching_device", "only CPU slots are registered, and it asks for a GPU"
 
 
-def _why_busy(need: Requirement, live: Sequence[SeenDevice], ahead: int, queue: str) -> Why:
+def _no_room(need: Requirement, free: Sequence[SeenDevice], devices: Sequence[SeenDevice], queue: str) -> Why:
+    """Where only slots are free, and what runs beside them has declared too much memory."""
+    best = min(free, key=lambda device: declared_mib(device, devices) - (device.memory_total_mib or 0))
+    total = format_memory(best.memory_total_mib)
+    wanted = f"{format_memory(need.memory_mib)} of GPU memory" if need.memory_mib else f"all of the GPU's {total}"
+    declared = format_memory(declared_mib(best, devices))
+    return "memory", f"needs {wanted}, and {declared} of {total} are declared on {best.label}{queue}"
+
+
+def _why_busy(
+    need: Requirement, live: Sequence[SeenDevice], devices: Sequence[SeenDevice], ahead: int, queue: str
+) -> Why:
+    served = gpu_served(devices)
     free = [device for device in live if device.state == "free"]
-    roomy = [device for device in free if fits(need, device.kind, device.memory_free_mib)]
+    open_to = [device for device in free if has_room(need, device, devices)]
+    if free and not open_to:
+        return _no_room(need, free, devices, queue)
+    roomy = [device for device in open_to if fits(need, device.kind, device.memory_free_mib, gpu_served=served)]
     if roomy:
         if ahead:
             return "behind", f"{_jobs(ahead)} ahead"
         return "behind", f"next in line: {roomy[0].label} is free and takes it in a moment"
-    if any(device.state == "leased" for device in live):
-        return "devices_busy", f"{_all(live, 'matching device')} {_states(live)}{queue}"
+    beside = any(device.slot is not None for device in open_to)  # others on the same GPU are no news there
+    if any(device.state == "leased" for device in live) and not beside:
+        return "devices_busy", f"{_all(live, 'matching device')} {_states(live)}{_lease_holders(live)}{queue}"
     if free:
         best = max(free, key=lambda device: device.memory_free_mib or 0)
         return "memory", (
             f"needs {format_memory(need.memory_mib)} of GPU memory, free are "
             f"{format_memory(best.memory_free_mib)} of {format_memory(best.memory_total_mib)} on {best.label}{queue}"
         )
-    for state in ("occupied", "quarantined", "paused"):
+    for state in ("occupied", "dirty", "quarantined", "paused"):
         found = [device for device in live if device.state == state]
         if found:
             detail = f" ({found[0].label}: {found[0].detail})" if found[0].detail else ""
-            return state, f"{_all(live, 'matching device')} {_states(live)}{detail}{queue}"
+            return (
+                "occupied" if state == "dirty" else state,
+                f"{_all(live, 'matching device')} {_states(live)}{detail}{queue}",
+            )
     detail = next((f" ({device.label}: {device.detail})" for device in live if device.detail), "")
     return "devices_busy", f"{_all(live, 'matching device')} {_states(live)}{detail}{queue}"
+
+
+def _lease_holders(devices: Sequence[SeenDevice]) -> str:
+    """Who has some of them by leases, for no job tells that."""
+    held = [(device, device.holder) for device in devices if device.holder is not None]
+    named = [f"{device.label} by {holder.shown}" for device, holder in held[:HOLDERS_NAMED]]
+    named += [f"{len(held) - HOLDERS_NAMED} more by others"] if len(held) > HOLDERS_NAMED else []
+    return f" ({'; '.join(named)})" if named else ""
 
 
 def _states(devices: Sequence[SeenDevice]) -> str:

@@ -20,7 +20,7 @@ from typing import Any, Final
 
 _HEADER: Final = struct.Struct("!II")
 _MAX_FRAME: Final = 64 * 1024 * 1024
-_MAX_FDS: Final = 64
+_MAX_FDS: Final = 250  # what one message can carry is 253
 _CHUNK: Final = 65536
 
 Message = dict[str, Any]

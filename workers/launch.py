@@ -18,12 +18,54 @@ _UNCHANGEABLE: Final = {signal.SIGKILL, signal.SIGSTOP}
 
 
 class LaunchError(Exception):
-    """The job cannot be started. The text says what is wrong and what cures it."""
+    """The job cannot be started. The text says what is wrong and what cures it; ``not_found``: no such command."""
+
+    def __init__(self, text: str, *, not_found: bool = False) -> None:
+        super().__init__(text)
+        self.not_found = not_found
+
+
+@dataclass(frozen=True)
+class Shared:
+    """What a command under a lease has in common with who called it, where a job has its own.
+
+    Its standard streams and its directory are descriptors that came with the order, its umask and limits are the
+    runner's, which has them from the caller.
+
+    Attributes:
+        group: process group that it joins, so that Ctrl-C and Ctrl-Z reach it; None: it gets a session of its own.
+        ignored: signals that it is to ignore, as the caller does.
+        fds: standard input, output, error, and the directory.
+    """
+
+    group: int | None
+    ignored: frozenset[int]
+    fds: tuple[int, int, int, int]
+
+    @classmethod
+    def of(cls, message: dict[str, Any], fds: list[int]) -> Shared:
+        """Read the field ``shared`` of a ``start`` message.
+
+        Raises:
+            KeyError, TypeError, ValueError: it is malformed.
+        """
+        group = message["group"]
+        stdin, stdout, stderr, directory = fds
+        ignored = frozenset(int(number) for number in message["ignored"])
+        return cls(None if group is None else int(group), ignored, (stdin, stdout, stderr, directory))
+
+    def close(self) -> None:
+        """Close the descriptors: who reads what the command wrote sees its end when the command is gone."""
+        for descriptor in self.fds:
+            os.close(descriptor)
 
 
 @dataclass(frozen=True)
 class Order:
-    """What the worker orders: see the ``start`` message. Times in seconds; text may hold surrogates."""
+    """What the worker orders: see the ``start`` message. Times in seconds; text may hold surrogates.
+
+    A command under a lease has ``shared``, and neither ``run_dir`` nor ``feed_until``.
+    """
 
     job: int
     born: int
@@ -32,22 +74,28 @@ class Order:
     env: dict[str, str]
     cwd: str
     umask: int
-    run_dir: str
+    run_dir: str | None
     time_limit_s: float | None
     grace_s: float
     beat_grace_s: float
     clock: str
-    feed_until: float
+    feed_until: float | None
+    shared: Shared | None = None
 
     @classmethod
-    def of(cls, message: dict[str, Any]) -> Order:
+    def of(cls, message: dict[str, Any], fds: list[int] | None = None) -> Order:
         """Read a ``start`` message.
+
+        Args:
+            message: what came.
+            fds: descriptors that came with it for the command, of which it shall have the content of ``shared``.
 
         Raises:
             LaunchError: a field is missing or malformed.
         """
         try:
-            limit = message["time_limit_s"]
+            limit, feed, run_dir = message["time_limit_s"], message["feed_until"], message["run_dir"]
+            shared = message.get("shared")
             order = cls(
                 job=int(message["job"]),
                 born=int(message["born"]),
@@ -56,12 +104,13 @@ class Order:
                 env={str(name): str(value) for name, value in message["env"].items()},
                 cwd=str(message["cwd"]),
                 umask=int(message["umask"]) & 0o777,
-                run_dir=str(message["run_dir"]),
+                run_dir=None if run_dir is None else str(run_dir),
                 time_limit_s=None if limit is None else float(limit),
                 grace_s=float(message["grace_s"]),
                 beat_grace_s=float(message["beat_grace_s"]),
                 clock=str(message["clock"]),
-                feed_until=float(message["feed_until"]),
+                feed_until=None if feed is None else float(feed),
+                shared=None if shared is None else Shared.of(shared, fds or []),
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise LaunchError(f"the worker's order is malformed ({error!r}): restart the worker") from error
@@ -109,14 +158,39 @@ def run_dir_fault(run_dir: str, error: OSError) -> LaunchError:
     )
 
 
-def spawn(order: Order, output: int) -> int:
-    """Start the job's command: own session, no input, default signals, none of our descriptors.
+@dataclass(frozen=True)
+class _Setting:
+    """What a process is started with: its environment, streams, and where it stands among others."""
 
-    The umask and working directory of this process are changed and put back: it has one thread and one job.
+    env: dict[bytes, bytes]
+    streams: tuple[int, int, int]
+    group: int | None = None
+    ignored: frozenset[int] = frozenset()
+    whose: str = "the job's"
+
+    def spawn(self, path: bytes, argv: list[bytes]) -> int:
+        """Start a program; returns its pid."""
+        place: dict[str, Any] = {"setsid": True} if self.group is None else {"setpgroup": self.group}
+        return os.posix_spawn(
+            path,
+            argv,
+            self.env,
+            file_actions=[(os.POSIX_SPAWN_DUP2, stream, number) for number, stream in enumerate(self.streams)],
+            setsigmask=[],
+            setsigdef=signal.valid_signals() - _UNCHANGEABLE - self.ignored,
+            **place,
+        )
+
+
+def spawn(order: Order, output: int | None) -> int:
+    """Start the job's command: own session, no input, default signals, none of our descriptors; or as it shares them.
+
+    The umask and working directory of this process are changed and put back: it has one thread and one job. Signals
+    that the command is to ignore are ignored here from now on.
 
     Args:
         order: what to start.
-        output: descriptor that becomes standard output and standard error.
+        output: descriptor that becomes standard output and standard error; None where the order shares its streams.
 
     Returns:
         The pid of the started process.
@@ -131,14 +205,28 @@ def spawn(order: Order, output: int) -> int:
     for name in env:
         if not name or b"=" in name:
             raise LaunchError(f"{_show(os.fsdecode(name))} cannot name an environment variable: leave it out")
+    if order.shared is not None:
+        return _spawn_shared(order.shared, argv, env)
     _enter(order.cwd)
     umask = os.umask(order.umask)
     null = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
     try:
-        return _search(argv, env, null, output)
+        assert output is not None
+        return _search(argv, _Setting(env, (null, output, output)))
     finally:
         os.close(null)
         os.umask(umask)
+        os.chdir("/")
+
+
+def _spawn_shared(shared: Shared, argv: list[bytes], env: dict[bytes, bytes]) -> int:
+    stdin, stdout, stderr, directory = shared.fds
+    for signum in shared.ignored:
+        signal.signal(signum, signal.SIG_IGN)
+    os.fchdir(directory)
+    try:
+        return _search(argv, _Setting(env, (stdin, stdout, stderr), shared.group, shared.ignored, "your"))
+    finally:
         os.chdir("/")
 
 
@@ -158,12 +246,12 @@ def _enter(cwd: str) -> None:
         raise LaunchError(f"working directory {_show(cwd)} {cure}") from error
 
 
-def _search(argv: list[bytes], env: dict[bytes, bytes], null: int, output: int) -> int:
+def _search(argv: list[bytes], setting: _Setting) -> int:
     """Try the command as execvpe does, in the PATH of the job and not in ours."""
     if b"/" in argv[0]:
         candidates = [argv[0]]
     else:
-        path = env.get(b"PATH", os.defpath.encode())
+        path = setting.env.get(b"PATH", os.defpath.encode())
         candidates = [os.path.join(part or b".", argv[0]) for part in path.split(b":")]
     if not argv[0]:
         raise LaunchError("the command is an empty text: give a program's name after --")
@@ -171,7 +259,7 @@ def _search(argv: list[bytes], env: dict[bytes, bytes], null: int, output: int) 
     # Each attempt is a process that has to be made, so what is no file is not tried, unless nothing is one.
     for candidate in [place for place in candidates if _is_file(place)] or candidates:
         try:
-            return _spawn_one(candidate, argv, env, null, output)
+            return setting.spawn(candidate, argv)
         except OSError as error:
             if error.errno in (errno.ENOENT, errno.ENOTDIR) and not _is_file(candidate):
                 continue
@@ -182,24 +270,10 @@ def _search(argv: list[bytes], env: dict[bytes, bytes], null: int, output: int) 
         raise _explain(*fault) from fault[1]
     name = _show(os.fsdecode(argv[0]))
     if b"/" in argv[0]:
-        raise LaunchError(f"command {name} does not exist here: check the path and the working directory")
-    raise LaunchError(f"command {name} was not found in the job's PATH: install it, or give its full path")
-
-
-def _spawn_one(path: bytes, argv: list[bytes], env: dict[bytes, bytes], null: int, output: int) -> int:
-    return os.posix_spawn(
-        path,
-        argv,
-        env,
-        file_actions=[
-            (os.POSIX_SPAWN_DUP2, null, 0),
-            (os.POSIX_SPAWN_DUP2, output, 1),
-            (os.POSIX_SPAWN_DUP2, output, 2),
-        ],
-        setsid=True,
-        setsigmask=[],
-        setsigdef=signal.valid_signals() - _UNCHANGEABLE,
-    )
+        text = f"command {name} does not exist here: check the path and the working directory"
+    else:
+        text = f"command {name} was not found in {setting.whose} PATH: install it, or give its full path"
+    raise LaunchError(text, not_found=True)
 
 
 def _explain(path: bytes, error: OSError) -> LaunchError:

@@ -4,6 +4,10 @@
 the device's lock and is the subreaper of everything the job starts, so it outlives a worker's death and ends the
 job when nobody has fed it for too long. One thread: signals only wake the loop. Messages, records and times are
 described in :mod:`workers.runs`.
+
+A command under a lease (``foxqueue lease``) is carried out likewise, with these differences: it shares streams,
+directory and perhaps the terminal with its caller, nobody has to feed it, and it ends when the caller is gone.
+``python -m workers.runner FD terminal`` stays in the caller's session, without which none of its children could.
 """
 
 # No pathlib: its start must be quick, and paths are bytes.
@@ -85,23 +89,27 @@ class Run:
         self._pid: int | None = None
         self._status: int | None = None
         self._error: str | None = None
+        self._not_found = False
         self._no_room = False
         self._output: int | None = None
         self._started_ms = 0
 
     def serve(self) -> dict[str, Any]:
-        """Run the job to its end, leave the record in the run directory, and return it."""
+        """Run the job to its end, leave the record in the run directory, if it has one, and return it."""
         record_file: RecordFile | None = None
+        run_dir = self._order.run_dir
         try:
-            run_dir = launch.encode(self._order.run_dir)
-            record_file = RecordFile(run_dir)
-            self._output = launch.open_output(run_dir)
+            if run_dir is not None:
+                place = launch.encode(run_dir)
+                record_file = RecordFile(place)
+                self._output = launch.open_output(place)
             if self._may_start():
                 self._start(self._output)
         except launch.LaunchError as error:
-            self._error, self._no_room = str(error), is_lack_of_room(error.__cause__)
+            self._error, self._not_found = str(error), error.not_found
+            self._no_room = is_lack_of_room(error.__cause__)
         except OSError as error:
-            self._error = str(launch.run_dir_fault(self._order.run_dir, error))
+            self._error = str(launch.run_dir_fault(run_dir or "", error))
             self._no_room = is_lack_of_room(error)
         if self._pid is not None:
             self._watch()
@@ -110,7 +118,7 @@ class Run:
             try:
                 record_file.write(record)
             except OSError as error:  # the worker, if there is one, still hears it
-                note(self._order.run_dir, f"exit record not written: {error}")
+                note(run_dir, f"exit record not written: {error}")
         return record
 
     def _may_start(self) -> bool:
@@ -119,8 +127,12 @@ class Run:
         self._look_at_clocks()
         return self._kill_at is None
 
-    def _start(self, output: int) -> None:
-        pid = launch.spawn(self._order, output)
+    def _start(self, output: int | None) -> None:
+        try:
+            pid = launch.spawn(self._order, output)
+        finally:
+            if self._order.shared is not None:
+                self._order.shared.close()
         self._pid = pid
         self._started_ms = time.time_ns() // 1_000_000
         if self._order.time_limit_s is not None:
@@ -173,6 +185,10 @@ class Run:
                 self._feed(float(message["until"]))
             elif message.get("op") == "kill":
                 self._end(str(message["why"]), float(message["grace_s"]))
+            elif message.get("op") == "signal" and self._pid is not None and self._status is None:
+                tree.pass_on(self._pid, int(message["signum"]))
+        if self._channel.eof and self._order.shared is not None:
+            self._end("worker_lost", self._order.grace_s)
 
     def _feed(self, until: float) -> None:
         """Let the job live until then; never shorter than before, and not when its time has run out."""
@@ -203,7 +219,8 @@ class Run:
 
     def _has_returned(self) -> bool:
         """Whether it is a Python call that is over but for the rest of its interpreter: that counts."""
-        return os.path.exists(os.path.join(launch.encode(self._order.run_dir), REPORT_NAME.encode()))
+        run_dir = self._order.run_dir
+        return run_dir is not None and os.path.exists(os.path.join(launch.encode(run_dir), REPORT_NAME.encode()))
 
     def _wait_s(self) -> float | None:
         if self._killing:
@@ -229,6 +246,7 @@ class Run:
             "why": self._why,
             "killed": self._killing,
             "error": self._error,
+            "not_found": self._not_found,
             "no_room": self._no_room,
             "started_ms": self._started_ms or ended_ms,
             "ended_ms": ended_ms,
@@ -255,6 +273,7 @@ def blank_record(job: Any, born: Any, fence: Any) -> dict[str, Any]:
         "why": None,
         "killed": False,
         "error": None,
+        "not_found": False,
         "no_room": False,
         "started_ms": now_ms,
         "ended_ms": now_ms,
@@ -280,8 +299,10 @@ def tell(channel: Channel, message: Message) -> None:
         channel.send(message, timeout_s=0.5)
 
 
-def note(run_dir: str, text: str) -> None:
-    """Leave a line in the run directory: the worker's terminal may be gone."""
+def note(run_dir: str | None, text: str) -> None:
+    """Leave a line in the run directory, if there is one: the worker's terminal may be gone."""
+    if run_dir is None:
+        return
     with contextlib.suppress(OSError, launch.LaunchError):
         path = os.path.join(launch.encode(run_dir), b"runner.log")
         with open(path, "ab") as file:
@@ -305,10 +326,12 @@ def stand_by(channel: Channel, signals: Signals) -> Message | None:
 
 
 def main(arguments: list[str]) -> int:
-    """Serve one run on the channel whose descriptor is the only argument; the exit status is 0 unless it broke."""
+    """Serve one run on the channel whose descriptor is the first argument; the exit status is 0 unless it broke."""
+    caller = os.getppid()
     fill_standard_fds()  # else leave_terminal would take our own descriptors for them
-    with contextlib.suppress(PermissionError):  # we lead a session already
-        os.setsid()
+    if "terminal" not in arguments[1:]:
+        with contextlib.suppress(PermissionError):  # we lead a session already
+            os.setsid()
     signals = Signals()
     channel = Channel.from_fd(int(arguments[0]))
     os.chdir("/")
@@ -318,9 +341,10 @@ def main(arguments: list[str]) -> int:
     if message is None:
         return 0
     locks: list[int] = message.pop("fds", [])
+    theirs, locks = (locks[:4], locks[4:]) if "shared" in message else ([], locks)
     leave_terminal()
     try:
-        order = launch.Order.of(message)
+        order = launch.Order.of(message, theirs)
     except launch.LaunchError as error:
         numbers = (message.get(name) for name in ("job", "born", "fence"))
         record = {**blank_record(*numbers), "error": str(error)}
@@ -329,6 +353,8 @@ def main(arguments: list[str]) -> int:
     for descriptor in locks:
         os.close(descriptor)
     tell(channel, {"op": "exited", "record": record})
+    if theirs and os.getppid() == caller:
+        os.kill(caller, signal.SIGCONT)  # stopped, it would keep the device for nothing
     return 0
 
 

@@ -1,11 +1,13 @@
 """The worker's side of a run: its directory, its exit record, and the runner that carries it out.
 
 Messages of the worker: ``start`` (once; the fields of :class:`workers.launch.Order`, the device's lock descriptors
-attached), ``feed`` {until} and ``kill`` {why, grace_s}. Of the runner: ``ready`` {pid}, ``started`` {pid, process},
-``fed`` {until} for each feed it took, ``exited`` {record}. The exit record: job, born, fence, exit_code and signal
-of the main process, core, why (cancel, shutdown, paused, lease_lost, stale, timeout, worker_lost or takeover: what we
-ended it for), killed (SIGKILL was needed for some process), error (it could not be started: what and how to cure it),
-no_room (because the disk is full), started_ms and ended_ms (epoch), max_rss_kib, user_s, system_s, output_bytes.
+attached, in front of them those of ``shared``, if it has that), ``feed`` {until}, ``kill`` {why, grace_s} and
+``signal`` {signum}. Of the runner: ``ready`` {pid}, ``started`` {pid, process}, ``fed`` {until} for each feed it took,
+``exited`` {record}. The exit record: job, born, fence, exit_code and signal of the main process, core, why (cancel,
+shutdown, paused, lease_lost, stale, timeout, worker_lost or takeover: what we ended it for), killed (SIGKILL was
+needed for some process), error (it could not be started: what and how to cure it), not_found (there is no such
+command), no_room (because the disk is full), started_ms and ended_ms (epoch), max_rss_kib, user_s, system_s,
+output_bytes.
 """
 
 from __future__ import annotations
@@ -89,6 +91,14 @@ class RunnerHandle:
         """
         self.channel.send({"op": "kill", "why": why, "grace_s": grace_s})
 
+    def signal(self, signum: int) -> None:
+        """Pass a signal on to the command.
+
+        Raises:
+            OSError: it is dead or does not read.
+        """
+        self.channel.send({"op": "signal", "signum": signum}, timeout_s=0.5)
+
     def close(self, timeout_s: float = 2.0) -> None:
         """Send a runner home that stands by or has finished, and reap it.
 
@@ -99,24 +109,29 @@ class RunnerHandle:
             self.process.wait(timeout_s)
 
 
-def spawn_runner() -> RunnerHandle:
+def spawn_runner(*, terminal: bool = False) -> RunnerHandle:
     """Start a runner that stands by.
 
     It leads a session of its own, so neither a Ctrl-C at the worker's terminal nor a signal to the worker's group
     reaches it.
 
+    Args:
+        terminal: what it is to start shall have this process's terminal: it leads a process group only.
+
     Raises:
         OSError: no process could be started.
     """
     channel, theirs = pair()
+    how = ["terminal"] if terminal else []
     try:
         with theirs:
             process = subprocess.Popen(
                 # -P: a file in the current directory must not stand in for a module of ours.
-                [sys.executable, "-P", "-m", "workers.runner", str(theirs.fileno())],
+                [sys.executable, "-P", "-m", "workers.runner", str(theirs.fileno()), *how],
                 stdin=subprocess.DEVNULL,
                 pass_fds=(theirs.fileno(),),
-                start_new_session=True,
+                start_new_session=not terminal,
+                process_group=0 if terminal else None,
                 env={name: value for name, value in os.environ.items() if name not in _SECRETS},
             )
     except OSError:

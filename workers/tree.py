@@ -6,6 +6,7 @@ stop everything, kill everything, reap, and ask the kernel again until it says t
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import time
@@ -33,6 +34,20 @@ def terminate(leader: int | None) -> None:
                 rest = found
         for pid in rest:
             signal_member(pid, found, signum)
+
+
+def pass_on(leader: int, signum: int) -> None:
+    """Send a signal as a terminal would: to the group of a child that leads one, else to the child alone.
+
+    Args:
+        leader: a child that this process has not reaped yet, so that the number still means it.
+        signum: the signal.
+    """
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        if _group(leader) == leader:
+            os.killpg(leader, signum)
+        else:
+            os.kill(leader, signum)
 
 
 def strike(keep: Collection[int] = (), note: Callable[[int], None] = lambda _pid: None) -> int:

@@ -37,6 +37,7 @@ _COMMANDS = {
     "pause": "pause:pause",
     "resume": "pause:resume",
     "drain": "pause:drain",
+    "lease": "lease:lease",
     "events": "events:events",
     "gpus": "cluster:gpus",
     "workers": "cluster:workers",

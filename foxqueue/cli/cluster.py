@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from foxqueue.cli import output
-from foxqueue.cli.options import client, common, config, duration, json_option
+from foxqueue.cli.options import Once, client, common, config, duration, json_option
 from foxqueue.cli.pause import tell_paused
 from foxqueue.units import format_duration, format_memory
 
@@ -15,28 +15,44 @@ if TYPE_CHECKING:
     from foxqueue.client import Client
 
 
-@click.command(short_help="List devices, or take one from its job.")
-@click.option("--release", metavar="DEVICE", help="End the job that has this device: gpu:0, sim:1@HOST or a UUID.")
+@click.command(cls=Once, short_help="List devices; release, clear or forget one.")
+@click.option("--release", metavar="DEVICE", help="End the job or the lease that has this device, whoever's it is.")
+@click.option("--clear", metavar="DEVICE", help="Put a dirty or quarantined device back into use.")
+@click.option("--forget", metavar="DEVICE", help="Strike a device off that will not come back.")
 @json_option
 @common
-def gpus(release: str | None, as_json: bool) -> int:
-    """List devices, those whose worker is gone too.
+def gpus(release: str | None, clear: str | None, forget: str | None, as_json: bool) -> int:
+    """List devices, those whose worker is gone too: what is on them, and who has them.
 
-    --release takes a device from the job that runs on it, whoever's it is: the job ends as failed (lease_lost), and
-    the next one may have the device when all processes of the first are gone. Where its worker is dead, that is when
-    the lease has run out. DEVICE is a label of this list, with @HOST where several machines
-    have one, a UUID, or 8 characters of its beginning.
+    --release takes a device from the job or the lease that has it, whoever's it is: a job ends as failed (lease_lost),
+    a command under a lease is ended, an application that holds one is told that it is lost. The next one may have the
+    device when all processes of the first are gone. Where its worker or holder is dead, that is when the lease has run
+    out.
+
+    --clear puts a device back into use that was withheld: dirty, because memory of a run did not come back, or
+    quarantined, because it is sick. Cure it first: the list says what was found.
+
+    --forget strikes a device off the list that was taken out of its machine, with what was found on it; it is refused
+    while somebody serves or has it.
+
+    DEVICE is a label of this list like gpu:0 or sim:1, with @HOST where several machines have one, a UUID, or 8
+    characters of its beginning.
     """
+    given = {"--release": release, "--clear": clear, "--forget": forget}
+    wanted = [(flag, ref) for flag, ref in given.items() if ref is not None]
+    if len(wanted) > 1:
+        raise click.UsageError(f"{wanted[0][0]} and {wanted[1][0]} were given: give one at a time")
     fox = client()
     fox.look()
-    if release is not None:
-        return _release(fox, release, as_json)
-    if as_json:
-        output.write_json(fox.gpus())
-        return 0
+    if wanted:
+        return {"--release": _release, "--clear": _clear, "--forget": _forget}[wanted[0][0]](fox, wanted[0][1], as_json)
     seen = fox.inspector.seen()
+    if as_json:
+        output.write_json(fox.inspector.fleet.gpus(seen))
+        return 0
     tell_paused(seen.paused, as_json)
-    if not seen.devices:
+    devices = [*seen.devices, *seen.unserved]
+    if not devices:
         output.say("no device is registered: foxqueue up starts workers")
         return 0
     rows = [
@@ -50,7 +66,7 @@ def gpus(release: str | None, as_json: bool) -> int:
             device.uuid,
             device.detail,
         ]
-        for device in seen.devices
+        for device in devices
     ]
     headers = ["DEVICE", "NAME", "FREE/TOTAL", "UTIL", "STATE", "JOB", "UUID", "DETAIL"]
     output.table(headers, rows, right=("FREE/TOTAL", "UTIL", "JOB"))
@@ -58,13 +74,15 @@ def gpus(release: str | None, as_json: bool) -> int:
 
 
 def _release(fox: Client, ref: str, as_json: bool) -> int:
-    from foxqueue.devices import named
+    from foxqueue.cli.releasing import device_named, tell_lease
     from foxqueue.submission import user
 
-    device = named(fox.inspector.devices(), ref)
-    _, job = fox.broker.force_release(device.uuid, user())
+    device = device_named(fox, ref)
+    word, job = fox.broker.force_release(device.uuid, user())
+    if word == "ok" and job is None and device.holder is not None:
+        return tell_lease(device, device.holder, as_json=as_json)
     if as_json:
-        output.write_json({"device": device.uuid, "released": job is not None, "job": job})
+        output.write_json({"device": device.uuid, "released": job is not None, "job": job, "holder": None})
     elif job is not None and device.live:
         output.write(f"job {job} is being ended (lease_lost); {device.label} is free when its processes are gone\n")
     elif job is not None:
@@ -73,8 +91,42 @@ def _release(fox: Client, ref: str, as_json: bool) -> int:
             "lease has run out\n"
         )
     if job is None:
-        output.say(f"no job has {device.label} ({device.uuid}): there is nothing to release")
+        output.say(f"nobody has {device.label} ({device.uuid}): there is nothing to release")
     return 0 if job is not None else 1
+
+
+def _clear(fox: Client, ref: str, as_json: bool) -> int:
+    from foxqueue.cli.releasing import device_named
+    from foxqueue.submission import user
+
+    device = device_named(fox, ref)
+    # A slot is withheld with all of its GPU.
+    names = dict.fromkeys((device.uuid, device.whole))
+    cleared = "ok" in [fox.broker.clear(name, user()) for name in names]
+    if as_json:
+        output.write_json({"device": device.uuid, "cleared": cleared})
+    elif cleared:
+        why = f"; it was {device.withheld.word}: {device.withheld.text}" if device.withheld else ""
+        output.write(f"{device.label} is in use again{why}\n")
+    if not cleared:
+        output.say(f"{device.label} ({device.uuid}) is neither dirty nor quarantined: there is nothing to clear")
+    return 0 if cleared else 1
+
+
+def _forget(fox: Client, ref: str, as_json: bool) -> int:
+    from foxqueue.cli.releasing import device_named
+    from foxqueue.submission import user
+
+    device = device_named(fox, ref)
+    word, why = fox.broker.forget(device.uuid, user())
+    if as_json:
+        output.write_json({"device": device.uuid, "forgotten": word == "ok", "why": why or None})
+    elif word == "ok":
+        output.write(f"{device.label} ({device.uuid}) is forgotten; a worker that serves it registers it again\n")
+    if word != "ok":
+        whys = {"live": "its worker is running: foxqueue down ends it", "granted": "somebody has it"}
+        output.say(f"{device.label} ({device.uuid}) is not forgotten: {whys.get(why, 'it is not registered')}")
+    return 0 if word == "ok" else 1
 
 
 def _memory(free: int | None, total: int | None) -> str:

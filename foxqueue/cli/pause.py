@@ -93,13 +93,15 @@ def resume(group: str | None, device: str | None, as_json: bool) -> int:
 def drain(group: str | None, device: str | None, reason: str, timeout: float | None, as_json: bool) -> int:
     """Pause the queue, a group or a device, and wait until nothing of it runs any more. Nothing is ended.
 
+    Of a device it waits for a lease, too (foxqueue lease ls), since a device's pause holds leases back as well.
+
     Ctrl-C stops waiting (exit code 130), and so does --timeout (124); it stays paused.
     """
-    from foxqueue.pausing import await_idle, jobs_named
+    from foxqueue.pausing import await_idle
 
-    def on_change(numbers: list[int]) -> None:
+    def on_change(running: str) -> None:
         if not as_json:
-            output.say(f"waiting for {jobs_named(numbers)}")
+            output.say(f"waiting for {running}")
 
     fox = client()
     scope = _scope(fox, group, device)

@@ -307,6 +307,13 @@ def test_a_device_is_shown_for_what_it_is(stack: Stack) -> None:
         "job",
         "worker",
         "observed_at",
+        "ref",
+        "host",
+        "slot",
+        "declared_mib",
+        "holder",
+        "withheld",
+        "strangers",
     ]
     assert stack.fox("gpus").stdout.count("simulated") == 2
     workers = json.loads(stack.fox("workers", "--json").stdout)

@@ -240,7 +240,7 @@ def test_a_wait_that_fails_writes_what_is_known(shell: Shell, queue: Queue) -> N
 def test_doctor_misses_no_driver_where_simulated_devices_are_served(
     shell: Shell, queue: Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("foxqueue.gpu.survey", _no_gpu())
+    monkeypatch.setattr("foxqueue.survey.survey", _no_gpu())
     assert _devices(shell)["ok"] is False
     register(queue)
     assert _devices(shell) == {"name": "devices", "ok": True, "detail": _devices(shell)["detail"], "cure": None}
@@ -248,7 +248,7 @@ def test_doctor_misses_no_driver_where_simulated_devices_are_served(
 
 
 def _no_gpu() -> Callable[..., object]:
-    from foxqueue.gpu import Survey
+    from foxqueue.survey import Survey
 
     return lambda *_: Survey((), (), "no driver")
 

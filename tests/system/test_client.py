@@ -272,7 +272,7 @@ def test_the_grant_sets_right_what_a_worker_saw(fox: Client, queue: Queue) -> No
     register(queue, "SIM-2", "w2", index=1, state="leased", job=77)
     register(queue, "SIM-3", "w3", index=2)
     queue.broker.redis.hset(queue.broker.keys.granted, "SIM-2", "4 -")
-    queue.broker.redis.hset(queue.broker.keys.granted, "SIM-3", "5 dirty")
+    queue.broker.redis.hset(queue.broker.keys.withheld, "SIM-3", "dirty\t5\tboot\tmemory\t2G of a run")
     fox.submit(["true"])
     run = queue.worker("w1", device="SIM-1").claim()
     found = fox.gpus()
@@ -295,6 +295,15 @@ def test_the_grant_sets_right_what_a_worker_saw(fox: Client, queue: Queue) -> No
     assert [worker["id"] for worker in fox.workers()] == ["w2", "w3"]
 
 
+NO_LEASES = {
+    "withheld": 0,
+    "leased": 0,
+    "waiting_for_leases": 0,
+    **dict.fromkeys(("leases_acquired", "leases_contended", "leases_lost", "leases_released"), 0),
+    **dict.fromkeys(("leases_wait_s", "leases_hold_s"), 0.0),
+}
+
+
 def test_figures_of_the_queue(fox: Client, queue: Queue) -> None:
     assert fox.stats() == {
         "queued_jobs": 0,
@@ -309,6 +318,7 @@ def test_figures_of_the_queue(fox: Client, queue: Queue) -> None:
         "blocked": 0,
         "unfinished": 0,
         "paused": None,
+        **NO_LEASES,
     }
     register(queue, "SIM-1")
     register(queue, "SIM-2", "w2")
@@ -335,6 +345,7 @@ def test_figures_of_the_queue(fox: Client, queue: Queue) -> None:
         "blocked": 0,
         "unfinished": 0,  # of jobs whose user is known
         "paused": None,
+        **NO_LEASES,
     }
 
 

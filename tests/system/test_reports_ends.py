@@ -25,13 +25,13 @@ import subprocess, sys, workers.runs as runs
 runner = '''
 import os, resource, sys
 from workers import launch, runner
-spawn = launch._spawn_one
+spawn = launch._Setting.spawn
 def limited(*given):
     if os.getuid() == 0:  # root has no limit
         os.setgroups([]), os.setgid(61234), os.setuid(61234)
     resource.setrlimit(resource.RLIMIT_NPROC, (1, 1))
     return spawn(*given)
-launch._spawn_one = limited
+launch._Setting.spawn = limited
 sys.exit(runner.main(sys.argv[1:]))
 '''
 class Popen(subprocess.Popen):

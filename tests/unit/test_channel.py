@@ -161,7 +161,7 @@ def test_descriptors_that_nobody_took_are_closed() -> None:
 
 def test_too_much_is_refused(ends: tuple[Channel, Channel]) -> None:
     with pytest.raises(ValueError):
-        ends[0].send({}, [0] * 65)
+        ends[0].send({}, [0] * 251)
     with pytest.raises(ValueError):
         ends[0].send({"x": "y" * (65 << 20)})
     ends[0].send({"fine": True})

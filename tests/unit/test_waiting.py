@@ -8,6 +8,7 @@ import pytest
 
 from foxqueue.devices import SeenDevice
 from foxqueue.groups import GroupView
+from foxqueue.holders import Holder
 from foxqueue.requirement import Requirement
 from foxqueue.states import WAIT_REASONS
 from foxqueue.waiting import never_fits, why_blocked, why_held_back, why_scheduled, why_waiting
@@ -35,6 +36,11 @@ OTHER = replace(GPU, uuid="GPU-2", index=1)
 CPU = replace(GPU, uuid="CPU-1", kind="cpu", memory_total_mib=None, memory_free_mib=None)
 LEASED = replace(GPU, state="leased", job=3)
 BIG = Requirement(1, 16384)
+HELD = replace(GPU, state="leased", holder=Holder("ann", "box", 4711, "notebook", None, None, None, 1))
+EITHER = Requirement(1, 16384, True)
+SLOT = replace(GPU, uuid="GPU-1/0", slot=0)
+TAKEN = replace(LEASED, uuid="GPU-1/1", slot=1, declared_mib=10240)
+LITTLE = replace(TAKEN, declared_mib=1)
 
 
 @pytest.mark.parametrize(
@@ -52,6 +58,17 @@ BIG = Requirement(1, 16384)
         (Requirement(), [replace(LEASED), replace(OTHER, state="leased")], 3, "devices_busy", "both .* leased, 3 jobs"),
         (Requirement(), [LEASED], 0, "devices_busy", "the matching device is leased, next in line"),
         (Requirement(), [LEASED, replace(OTHER, state="occupied")], 1, "devices_busy", "1 leased, 1 occupied, 1 job"),
+        (Requirement(), [HELD], 2, "devices_busy", r'is leased .gpu:0 on box by ann on box .pid 4711, "notebook"'),
+        (Requirement(), [HELD, LEASED], 0, "devices_busy", "both .* are leased .gpu:0 on box by ann"),
+        (Requirement(), [HELD] * 4, 0, "devices_busy", "2 more by others., next in line"),
+        (
+            Requirement(),
+            [replace(GPU, state="dirty", detail="2G left")],
+            0,
+            "occupied",
+            "is dirty .gpu:0 on box: 2G left",
+        ),
+        (Requirement(), [replace(GPU, state="quarantined", detail="ECC")], 0, "quarantined", "box: ECC"),
         (Requirement(), [replace(GPU, state="occupied", detail="9G held")], 0, "occupied", "gpu:0 on box: 9G held"),
         (Requirement(), [replace(GPU, state="paused", detail="paused by ann")], 0, "paused", "box: paused by ann"),
         (Requirement(), [replace(GPU, state="paused"), replace(OTHER, state="leased")], 0, "devices_busy", "1 paused"),
@@ -66,6 +83,25 @@ BIG = Requirement(1, 16384)
         (Requirement(), [GPU, LEASED], 0, "behind", "next in line: gpu:0 on box is free"),
         (Requirement(0), [CPU, LEASED], 0, "behind", "cpu:0 on box is free"),
         (None, [GPU], 0, "no_matching_device", "this version"),
+        (EITHER, [GPU, CPU], 0, "behind", "gpu:0 on box is free"),
+        (EITHER, [LEASED, CPU], 0, "devices_busy", "the matching device is leased"),
+        (EITHER, [replace(GPU, live=False), CPU], 0, "behind", "cpu:0 on box is free"),
+        (EITHER, [replace(CPU, state="leased")], 2, "devices_busy", "the matching device is leased, 2 jobs ahead"),
+        (EITHER, [replace(GPU, live=False), replace(CPU, live=False)], 0, "no_worker", "any of the 2 matching"),
+        (EITHER, [], 0, "no_worker", "no device is registered"),
+        (EITHER, [replace(GPU, memory_total_mib=8192), CPU], 0, "unsatisfiable", "needs 16G .* has 8G"),
+        (BIG, [SLOT, TAKEN], 0, "memory", "needs 16G of GPU memory, and 10G of 24G are declared on gpu:0/0 on box"),
+        (Requirement(), [SLOT, TAKEN], 0, "memory", "needs all of the GPU's 24G, and 10G of 24G are declared"),
+        (Requirement(1, 4096), [SLOT, TAKEN], 0, "behind", "gpu:0/0 on box is free"),
+        (BIG, [SLOT, TAKEN, OTHER], 0, "behind", "gpu:1 on box is free"),
+        (
+            BIG,
+            [replace(SLOT, memory_free_mib=9000), replace(TAKEN, declared_mib=1)],
+            0,
+            "memory",
+            "free are 8.79G of 24G",
+        ),
+        (BIG, [TAKEN, TAKEN], 0, "devices_busy", "both matching devices are leased"),
     ],
 )
 def test_a_pending_job_says_why(
