@@ -14,9 +14,10 @@ from foxqueue.broker import Broker
 from foxqueue.claimed import ClaimedRun
 from foxqueue.config import Config
 from foxqueue.errors import InvalidInput
-from foxqueue.gpu import Device, discover, find
+from foxqueue.gpu import Device, find
 from foxqueue.places import home_id
 from foxqueue.serving import Serving
+from foxqueue.survey import discover
 from foxqueue.when import seconds
 
 TURN_S = 3600.0  # that is waited for a thread at a time: a lock takes no endless time-out

@@ -18,16 +18,18 @@ from foxqueue.claimed import ClaimedRun
 from foxqueue.config import Config
 from foxqueue.ending import Verdict, ending_call, outcome_of
 from foxqueue.errors import FoxqueueError, ServerError, ServerRefused, ServerUnavailable
-from foxqueue.gpu import Device, Probe
+from foxqueue.gpu import Device
 from foxqueue.heartbeat import Heart
 from foxqueue.listener import Listener
+from foxqueue.looking import Looks
 from foxqueue.plan import BadPayload, read_plan
 from foxqueue.presence import Presence
-from foxqueue.processes import ProcessId, descendants
+from foxqueue.processes import ProcessId
 from foxqueue.questions import Questions
 from foxqueue.retry import Retries
 from foxqueue.scripts import Call
 from foxqueue.seat import ClaimHold
+from foxqueue.withheld import read_withheld
 
 POLL_S: Final = 5.0  # it asks at least this often, whatever wake-ups say
 BACKLOG_S: Final = 0.1  # in place of the poll while there is more for sweeps to do than one may
@@ -35,6 +37,7 @@ STEP_S: Final = 0.003  # between tries to lock a device that another process of 
 LONG_STEP_S: Final = 0.01  # and after the first second: each takes some 60 us
 LOOK_S: Final = 0.2  # between looks at a device that others use
 AWAY_S: Final = 1.0  # between tries while Redis is away, at most
+TURN_S: Final = 1.05  # somebody who waits for a lease has so long to take the device
 DUE_S: Final = 0.005  # on top of the time until a job is due, so that it is due when asked for
 BEAT_TIMEOUT_S: Final = 2.0
 
@@ -69,12 +72,13 @@ class Serving:
         self._hold = ClaimHold(config, device, socket.gethostname(), broker)
         self._inbox: queue.SimpleQueue[tuple[str, str]] = queue.SimpleQueue()
         self._settings: NamespaceSettings | None = None
-        self._probe: Probe | None = None
+        self._looks = Looks(device)
         self._listener: Listener | None = None
         self._predecessor: str | None = None
         self._aside_until = 0.0
         self._stepping_since: float | None = None
         self._stands = False  # on the idle lists, perhaps
+        self._leased = False  # somebody has the device by a lease, at the last look
         self._away_s = 0.0
         self._presenting = threading.Lock()
         self._take_name()
@@ -109,16 +113,18 @@ class Serving:
             return "", 0.0  # its answer may be a job already
         locked = self._hold.gpu.acquire()
         held = self._hold.try_use()
+        self._leased = bool(held) and self._hold.is_leased()
         if held:
             self._presence.overlay("held", held)
-            return held, LOOK_S if locked else self._step_s()
+            return held, LOOK_S if locked or self._leased else self._step_s()
         self._stepping_since = None
-        self._probe = self._probe or Probe(self.device)
-        real = self.device.kind == "nvml"  # what this process and its children have of it is not a stranger's
-        seen = self._presence.look(self._probe.look((os.getpid(), *descendants(os.getpid())) if real else ()))
-        if seen.state == "free":
+        seen, again_s = self._looks.look()
+        self._presence.look(seen)
+        if seen.state == "free" and not again_s:
             return "", 0.0
         self._hold.gpu.release()
+        if again_s:
+            return "it is looked at for the first time", again_s
         return f"it is {seen.state}: {seen.detail}", LOOK_S
 
     def _step_s(self) -> float:
@@ -169,11 +175,21 @@ class Serving:
         self._aside_until = now + self._poll_s
         _log.info("%s cannot be claimed for now: %s", self.device.ref, why)
         try:
+            self._settings = self._looks.refresh(self._broker)
             calls = [self._broker.sweep_call()]
             if self._hold.seat.held:
                 self._settle_question()
-                calls += [self._questions.decline(), *self._still_here()]
-            self._broker.send(*calls)
+                # Where a lease has the device, its release wakes this worker.
+                calls += [
+                    self._questions.stand_by() if self._leased else self._questions.decline(),
+                    *self._still_here(),
+                ]
+            self._stands = self._stands or self._leased
+            replies = self._broker.send(*calls)
+            if self._leased and len(replies) > 1 and replies[1].word == "shapes":
+                self._questions.learn(replies[1])
+                self._aside_until = 0.0
+            self._questions.unanswered = None
         except ServerUnavailable as error:
             self._away(error)
 
@@ -189,8 +205,7 @@ class Serving:
         """
         self._aside_until = 0.0
         try:
-            if self._settings is None:
-                self._settings = self._broker.settings()
+            self._settings = self._looks.refresh(self._broker)
             self._lose_claim_of_predecessor()
             question = self._questions.unanswered or self._questions.ask(self._presence.seen)
             reply, swept = self._broker.send(question, self._broker.sweep_call())
@@ -216,9 +231,21 @@ class Serving:
         if self._presence.state != "idle" or self._presence.silent_s() >= self._poll_s:
             self._presence.idle()
             self._presence.register()
+        if reply.word == "taken":
+            self._show_withheld()
+        if reply.word == "yield":
+            _log.info("%s is left to somebody who waits for it", self.device.ref)
+            return TURN_S
         done = map(int, swept.rest[:5]) if swept.word == "ok" else ()
         pause = BACKLOG_S if max(done, default=0) >= SWEEP_LIMIT else self._poll_s * random.uniform(0.8, 1.0)
         return min(pause, int(reply.rest[0]) / 1000 + DUE_S) if reply.rest and reply.rest[0] else pause
+
+    def _show_withheld(self) -> None:
+        """The queue says that the device is not free: perhaps because it is dirty or sick."""
+        why = read_withheld(self._broker.withheld(self.device.whole))
+        if why is not None:
+            self._presence.overlay(why.word, why.text)
+            _log.warning("%s is %s: %s", self.device.ref, why.word, why.text)
 
     def _lose_claim_of_predecessor(self) -> None:
         """Give back what the device's last worker claimed and died before it could even write it down."""
@@ -362,9 +389,7 @@ class Serving:
             self._hold.gpu.unlock()
         if self._hold.seat.held:
             self._hold.stand_up(self._name)
-        if self._probe is not None:
-            self._probe.close()
-            self._probe = None
+        self._looks.close()
         if self._listener is not None:
             self._listener.rest()
         self._stands, self._aside_until, self._stepping_since = False, 0.0, None

@@ -45,7 +45,7 @@ def take_over(lock: DeviceLock, ours: Callable[[Mapping[str, Any]], bool], wait:
     """Get the device's ``.gpu`` lock, ending the run of our own dead predecessor that still holds it.
 
     Until runs are adopted, the job is ended and runs again. A runner that does not end it is killed, and what is left
-    of the job is found by :func:`clean_up`.
+    of the job is found by :func:`clean_up`. Its predecessor may have had the device whole, or in slots.
 
     Args:
         lock: the ``.gpu`` lock, not held.
@@ -53,29 +53,35 @@ def take_over(lock: DeviceLock, ours: Callable[[Mapping[str, Any]], bool], wait:
         wait: waits a moment; false when the worker is to stop.
 
     Returns:
-        Whether the lock is held. False when somebody else has the device, or we are to stop.
+        Whether the lock is held. False when somebody else has the device, or a lease, or we are to stop.
     """
-    asked: ProcessId | None = None
-    asked_at = 0.0
+    asked: dict[ProcessId, float] = {}
     while not lock.acquire():
-        record = lock.read() or {}
-        if not ours(record):
+        records = lock.records() or [{}]
+        runs = [record for record in records if ours(record) and "lease" not in record]
+        named = ((record.get("job"), ProcessId.named(record, "runner")) for record in runs)
+        runners = [(job, runner) for job, runner in named if runner is not None and runner.alive()]
+        if not runners and len(runs) < len(records):
             return False
-        runner = ProcessId.named(record, "runner")
-        if runner is not None and not runner.alive():
-            runner = None
-        if runner is not None and runner != asked:
-            _log.warning("ending job %s, which a dead worker left running", record.get("job"))
-            runner.send(signal.SIGTERM)
-            runner.send(signal.SIGCONT)  # a stopped one takes the TERM only when it goes on
-            asked, asked_at = runner, time.monotonic()
-        elif runner is not None and time.monotonic() - asked_at > TAKEOVER_S:
-            _log.error("the runner of job %s does not end it: killing the runner", record.get("job"))
-            runner.send(signal.SIGKILL)
-            asked_at = time.monotonic()
+        for job, runner in runners:
+            _end(job, runner, asked)
         if not wait():
             return False
     return True
+
+
+def _end(job: Any, runner: ProcessId, asked: dict[ProcessId, float]) -> None:
+    """Ask a runner to end its job, and kill it when it does not."""
+    now = time.monotonic()
+    if runner not in asked:
+        _log.warning("ending job %s, which a dead worker left running", job)
+        runner.send(signal.SIGTERM)
+        runner.send(signal.SIGCONT)  # a stopped one takes the TERM only when it goes on
+        asked[runner] = now
+    elif now - asked[runner] > TAKEOVER_S:
+        _log.error("the runner of job %s does not end it: killing the runner", job)
+        runner.send(signal.SIGKILL)
+        asked[runner] = now
 
 
 def clean_up(lock: DeviceLock, ours: Callable[[Mapping[str, Any]], bool]) -> LeftRun | None:

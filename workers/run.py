@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -11,27 +12,27 @@ from pathlib import Path
 from typing import Any
 
 from foxqueue.broker import Broker, Claimed, NamespaceSettings
+from foxqueue.cuda_errors import TAIL_BYTES
 from foxqueue.ending import Verdict, outcome_of
-from foxqueue.environment import job_environment
 from foxqueue.errors import ServerError, ServerRefused, ServerUnavailable
 from foxqueue.gpu import Device
 from foxqueue.heartbeat import Beating, Heart
 from foxqueue.locks import DeviceLock
-from foxqueue.plan import BadPayload, Plan, read_captured, read_plan
+from foxqueue.plan import BadPayload
 from foxqueue.processes import ProcessId, kill_marked
 from foxqueue.retry import Retries
-from foxqueue.rundirs import MARK, files_dir, make_run_dir, mark_of, put_config, put_script, script_path
+from foxqueue.rundirs import MARK
 from workers import calling
 from workers.inbox import Event, Inbox
 from workers.logtail import LogTail
 from workers.output import SLACK_BYTES, BoundedOutput
+from workers.preparing import Preparation
 from workers.record import is_lack_of_room
 from workers.runs import RunnerHandle, output_path, read_exit_record
 from workers.tree import kill_orphans
 from workers.verdict import judge
 
 GRACE_S = 10.0  # between TERM and KILL
-AGAIN_S = 0.1  # between tries to read what a job needs while Redis is away
 LOOK_S = 0.2  # how often the output is looked at
 DRAIN_S = 60.0  # that a job gets to end by itself when its worker is told to stop
 SWEEP_UP_S = 20.0  # that killing what a dead runner left may take
@@ -50,6 +51,11 @@ class Run:
         lock: the device's ``.gpu`` lock, held; the runner gets a share of it.
         sent_at: time.monotonic() when the claim was sent.
         jobs_dir: where runs keep their files.
+
+    Attributes:
+        claimed: the job.
+        retries: what it says of further attempts.
+        notifies: whether somebody wants to be told of its end.
     """
 
     def __init__(
@@ -65,17 +71,15 @@ class Run:
         self.claimed = claimed
         self._broker = broker
         self._settings = settings
-        self._device = device
         self._lock = lock
         self._sent_at = sent_at
-        self._jobs_dir = jobs_dir
-        self._born, self._fence = int(claimed.born), int(claimed.fence)
-        self.mark = mark_of(claimed.instance, claimed.number, self._born, self._fence)
+        self._preparation = Preparation(broker, settings, claimed, device, sent_at, jobs_dir)
+        self.mark = self._preparation.mark
         self.time_limit_s: float | None = None
         self.retries = Retries(claimed.attempt, claimed.retry_delay_ms / 1000)
         self.notifies = False
         self._paused = ""  # by whom and why the run was asked back
-        self._call_limit: int | None = None  # bytes that a call may return; None for a command
+        self._over_memory = ""  # what it used, and what it may
         self._runner: RunnerHandle | None = None
         self._run_dir: Path | None = None
         self._tail: LogTail | None = None
@@ -101,16 +105,15 @@ class Run:
             The verdict when the job cannot even be tried, else None.
         """
         self._runner = runner
-        claimed = self.claimed
+        claimed, preparation = self.claimed, self._preparation
         heart.begin(Beating(claimed.number, claimed.fence, claimed.instance, self._feed), self._sent_at)
         try:
-            plan = read_plan(claimed.spec)
+            plan = preparation.read()
             self.time_limit_s = plan.time_limit_s
             self.notifies = plan.notifies
             self.retries = replace(self.retries, cap_s=plan.retry_cap_s, on=plan.retry_on)
-            self._call_limit = self._result_bytes() if plan.call else None
-            order = self._order(plan, self._environment(plan))
-            self._prepare(runner, record, plan)
+            order = preparation.order(preparation.environment(), GRACE_S, self._beat_grace_s)
+            self._prepare(runner, record)
         except BadPayload as error:
             return Verdict("fail", "bad_payload", str(error))
         except (ServerUnavailable, ServerRefused) as error:
@@ -128,92 +131,26 @@ class Run:
             return Verdict("release", "shutdown", f"its runner died before it started: {error}")
         return None
 
-    def _environment(self, plan: Plan) -> dict[str, str]:
-        captured: dict[str, str] = {}
-        if self.claimed.env_digest:
-            packed = self._kept_environment()
-            if packed is None:
-                raise BadPayload("its environment is no longer kept: submit it again")
-            captured = read_captured(packed)
-        return job_environment(
-            captured,
-            plan.env,
-            self.claimed,
-            self._device,
-            cwd=plan.cwd,
-            visible=plan.visible,
-            mark=self.mark,
-            files=files_dir(self._jobs_dir / self.mark),
-        )
-
-    def _result_bytes(self) -> int:
-        """What a call may return, as the namespace says now."""
-        try:
-            return self._broker.settings().max_result_bytes
-        except ServerError:
-            return self._settings.max_result_bytes
-
-    def _kept_environment(self) -> bytes | None:
-        """Read it, again while Redis is away, for half of the lease: the job is ours, and can start when it is back."""
-        until = self._sent_at + self._settings.ttl_ms / 2000
-        while True:
-            try:
-                return self._broker.environment(self.claimed.env_digest)
-            except ServerUnavailable:
-                if time.monotonic() + AGAIN_S > until:
-                    raise
-                time.sleep(AGAIN_S)
-
-    def _prepare(self, runner: RunnerHandle, record: dict[str, Any], plan: Plan) -> None:
+    def _prepare(self, runner: RunnerHandle, record: dict[str, Any]) -> None:
         """Write down what is about to run, then make its directory: a successor finds it from here on."""
         claimed = self.claimed
-        run_dir = self._jobs_dir / self.mark
         self._written = {
             **record,
             "instance": claimed.instance,
             "job": claimed.number,
-            "born": self._born,
-            "fence": self._fence,
-            "run_dir": str(run_dir),
+            "born": int(claimed.born),
+            "fence": int(claimed.fence),
+            "run_dir": str(self._preparation.run_dir),
             "mark": self.mark,
             "time_limit_s": self.time_limit_s,
-            "call_limit": self._call_limit,
+            "call_limit": self._preparation.call_limit,
             "retries": self.retries.to_dict(),
             "runner": runner.identity.to_dict() if runner.identity else None,
         }
         self._lock.write(self._written)
-        self._run_dir = make_run_dir(self._jobs_dir, claimed.instance, claimed.number, self._born, self._fence)
-        if plan.call:
-            calling.put_down(plan.call, self._run_dir)
-        if plan.script is not None:
-            put_script(self._run_dir, plan.script)
-        if plan.config is not None:
-            put_config(self._run_dir, plan.config)
+        self._run_dir = self._preparation.put_down()
         self._tail = LogTail(self._broker, claimed.number, claimed.fence, output_path(self._run_dir))
         self._output = BoundedOutput(output_path(self._run_dir))
-
-    def _order(self, plan: Plan, environ: dict[str, str]) -> dict[str, Any]:
-        run_dir = self._jobs_dir / self.mark
-        argv = plan.argv
-        if plan.call:
-            argv = calling.command(plan.call, run_dir, self._call_limit or 0)
-        elif plan.script is not None:
-            argv = [str(script_path(run_dir)), *argv[1:]]
-        return {
-            "job": self.claimed.number,
-            "born": self._born,
-            "fence": self._fence,
-            "argv": argv,
-            "env": environ,
-            "cwd": plan.cwd,
-            "umask": plan.umask,
-            "run_dir": str(run_dir),
-            "time_limit_s": self.time_limit_s,
-            "grace_s": GRACE_S,
-            "beat_grace_s": self._beat_grace_s,
-            "clock": "monotonic",
-            "feed_until": self._sent_at + self._settings.ttl_ms / 1000,
-        }
 
     @property
     def _beat_grace_s(self) -> float:
@@ -311,6 +248,15 @@ class Run:
             with suppress(OSError):
                 self._runner.kill(why, grace_s)
 
+    def end_over_memory(self, text: str) -> None:
+        """End it: it uses more of its device's memory than it declared.
+
+        Args:
+            text: how much that is, for people.
+        """
+        self._over_memory = self._over_memory or text
+        self._kill("over_memory", GRACE_S, text)
+
     def _lost_runner(self, runner: RunnerHandle) -> bool:
         """Whether the runner is dead, or has not answered a feed for two beats and is killed for it."""
         gone = runner.gone
@@ -337,7 +283,7 @@ class Run:
     def _finish(self, runner: RunnerHandle, keep: Sequence[int]) -> None:
         """The runner has ended: make sure that nothing of the run is left."""
         if self._record is None and self._run_dir is not None:
-            self._record = read_exit_record(self._run_dir, self._fence)
+            self._record = read_exit_record(self._run_dir, int(self.claimed.fence))
         if self._record is None:
             _log.error("job %d: its runner died", self.claimed.number)
             self._sweep_up(runner, keep)
@@ -351,9 +297,26 @@ class Run:
     def verdict(self) -> Verdict:
         """How the run ended."""
         report = None
-        if self._call_limit is not None and self._run_dir is not None:
-            report = calling.take_report(self._run_dir, self._call_limit)
-        return judge(self._record, self.time_limit_s, report, self._paused)
+        limit = self._preparation.call_limit
+        if limit is not None and self._run_dir is not None:
+            report = calling.take_report(self._run_dir, limit)
+        return judge(self._record, self.time_limit_s, report, self._paused, self._over_memory)
+
+    def seconds(self) -> float:
+        """How long its command ran; 0 when it never began."""
+        record = self._record or {}
+        return max(0.0, float(record.get("ended_ms", 0) - record.get("started_ms", 0)) / 1000)
+
+    def last_output(self) -> str:
+        """The end of its output."""
+        if self._run_dir is None:
+            return ""
+        try:
+            with output_path(self._run_dir).open("rb") as file:
+                file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL_BYTES))
+                return file.read(TAIL_BYTES).decode("utf-8", "replace")
+        except OSError:
+            return ""
 
     def outcome(self, verdict: Verdict) -> bytes:
         """What came out, packed."""

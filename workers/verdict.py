@@ -11,6 +11,7 @@ from foxqueue.retry import LATER
 from foxqueue.units import format_duration
 
 STOPPED = "its worker was stopped"
+OVER = "it had more GPU memory than it declared"
 PAUSED = "the queue, its group or its device was paused"
 
 
@@ -19,6 +20,7 @@ def judge(
     time_limit_s: float | None = None,
     report: Mapping[str, Any] | None = None,
     paused: str = "",
+    over_memory: str = "",
 ) -> Verdict:
     """Judge a run.
 
@@ -27,6 +29,7 @@ def judge(
         time_limit_s: of the job, for the text.
         report: what a Python call left, empty when it left nothing; None for a command.
         paused: by whom and why the run was asked back, when it was.
+        over_memory: how much more GPU memory it had than it declared, when it was ended for that.
     """
     if record is None:
         # A call that has returned is over: it is not lost with its runner.
@@ -51,6 +54,8 @@ def judge(
             return Verdict("fail", "lease_lost", taken, code)
         case "cancel":
             return Verdict("fail", "cancelled_by_user", _ending(record), code)
+        case "over_memory":
+            return Verdict("fail", "gpu_oom", f"ended by --enforce-memory: {over_memory or OVER}", code)
         case "timeout":
             limit = f" of {format_duration(time_limit_s)}" if time_limit_s else ""
             return Verdict("fail", "timeout", f"stopped at its time limit{limit}", code)

@@ -60,6 +60,14 @@ def _judged(value: float, target: str | None) -> bool | None:
     return {"at least": value >= float(bound), "at most": value <= float(bound)}[sense]
 
 
+@pytest.mark.soak
+def test_the_part_leases_runs() -> None:
+    """It starts a hundred processes, a worker and a compiler."""
+    done = bench("--quick", "--json", "leases")
+    assert done.returncode == 0, done.stderr
+    assert len([figure for figure in json.loads(done.stdout)["figures"] if figure["target"]]) >= 12
+
+
 def test_a_part_that_does_not_exist_is_refused_with_those_that_do() -> None:
     done = bench("call")
     assert done.returncode == 2

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+import threading
 import uuid
 from pathlib import Path
 
@@ -11,6 +13,7 @@ import pytest
 from nvml_stub import State
 from stack import Stack
 from stub_fixtures import StartChild
+from wait import until
 
 from foxqueue import Client
 from foxqueue.locks import SHARED_PLACES
@@ -33,6 +36,44 @@ def test_a_gpu_that_others_use_is_waited_for(fox: Client, nvml_state: State, sta
         nvml_state.write(*gpu, f"gpu 0 proc {ours} 2000")
         child.run("with fox.claim(0, timeout=5) as run: found = run.env()['CUDA_VISIBLE_DEVICES'], run.number")
         assert child.ask("list(found)") == ["0", job.number]
+    finally:
+        for place in SHARED_PLACES:
+            for file in place.glob(f"{device}.*"):
+                file.unlink()
+
+
+@pytest.mark.nvml
+def test_the_settings_say_who_is_a_stranger_and_a_withheld_gpu_is_left_alone(
+    fox: Client, nvml_state: State, start_child: StartChild
+) -> None:
+    device = f"GPU-{uuid.uuid4()}"
+    gpu = [f"gpu 0 uuid {device}", "gpu 0 mem_total_mib 24576"]
+    job = fox.submit(["a"], gpu_memory="20G")
+    fox.broker.change_settings({"occupied_over_mib": "8192", "ignore_processes": "python3"}, "ann")
+    child = start_child(cwd=Path(__file__).parent.parent.parent)
+    nvml_state.write(*gpu, f"gpu 0 proc {os.getppid()} 6000")
+    child.run("from foxqueue import Client")
+    child.run(f"fox = Client({fox.broker.connection.url!r}, 'test', {str(fox.config.home)!r})")
+    try:
+        child.run("with fox.claim(0, timeout=1) as run: found = run")
+        assert child.ask("found is None"), "18 of 24 GiB are free"
+        nvml_state.write(*gpu, f"gpu 0 proc {os.getppid()} 3000")
+        child.run("with fox.claim(0, timeout=15) as run: found = run.number")
+        assert child.ask("found") == job.number
+        behind = fox.submit(["b"])
+        why = "3 runs in a row failed"
+        withhold = fox.broker.withhold_call(device, "quarantined", "failures", why, "", "w1")
+        assert fox.broker.send(withhold)[0].word == "ok"
+        waiting = threading.Thread(
+            target=child.run, args=("with fox.claim(0, timeout=30) as run: found = run.number, fox.gpus()[0]['state']",)
+        )
+        waiting.start()
+        until(lambda: fox.redis.zcard(fox.broker.keys.idle_for(device)), 10, "the claim in line for the GPU")
+        assert (fox.gpus()[0]["state"], fox.gpus()[0]["detail"]) == ("quarantined", why)
+        assert fox.broker.clear(device, "ann") == "ok"
+        waiting.join(3)
+        assert not waiting.is_alive(), "it is woken, long before its next poll"
+        assert child.ask("list(found)") == [behind.number, "leased"]
     finally:
         for place in SHARED_PLACES:
             for file in place.glob(f"{device}.*"):

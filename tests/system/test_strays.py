@@ -232,7 +232,7 @@ def test_what_cannot_be_killed_is_told(
     home: Home, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(leftovers, "kill_marked", lambda *_: False)
-    assert not leftovers.end_runs([leftovers.LoneRun(7, "a/7-1/1", None, None)])
+    assert not leftovers.end_runs([leftovers.LoneRun("job 7", "a/7-1/1", None, None)])
     assert "processes of job 7 (marked FOXQUEUE_RUN=a/7-1/1) cannot be killed" in capsys.readouterr().err
 
 
