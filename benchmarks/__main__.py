@@ -21,6 +21,7 @@ from benchmarks.calls import calls, many, waiters
 from benchmarks.depth import depth
 from benchmarks.disk import NO_COMPILER, compiler
 from benchmarks.durability import durability
+from benchmarks.leases import leases
 from benchmarks.measure import Figure, Scale
 from benchmarks.peers import memory, peers
 from benchmarks.processes import commands, recovery, worker
@@ -29,7 +30,8 @@ from benchmarks.servers import BenchServer, bench_server, forget_all, product
 Part = Callable[[BenchServer, Scale], Iterator[Figure]]
 
 PARTS: dict[str, Part] = {
-    part.__name__: part for part in (calls, many, waiters, memory, peers, commands, worker, recovery, durability, depth)
+    part.__name__: part
+    for part in (calls, many, waiters, memory, peers, commands, worker, leases, recovery, durability, depth)
 }
 
 PEERS = ("rq", "huey")
@@ -86,7 +88,7 @@ def _arguments(words: Sequence[str] | None) -> argparse.Namespace:
         if name not in PARTS:
             parser.error(f"{name!r} is no part: give some of {', '.join(PARTS)}")
     given.parts = given.parts or list(PARTS)
-    if "durability" in given.parts and compiler() is None:
+    if {"durability", "leases"} & set(given.parts) and compiler() is None:
         parser.error(NO_COMPILER)
     missing = [name for name in PEERS if find_spec(name) is None]
     if missing and {"peers", "memory"} & set(given.parts):

@@ -16,7 +16,7 @@ from pathlib import Path
 
 SOURCE = Path(__file__).with_name("fsync.c")
 _FIEMAP, _EXTENTS, _UNWRITTEN = 0xC020660B, 64, 0x4  # linux/fiemap.h: FS_IOC_FIEMAP, _, FIEMAP_EXTENT_DELALLOC
-NO_COMPILER = "the part durability needs a C compiler, to record syncs: install gcc or clang, or set CC"
+NO_COMPILER = "the parts durability and leases need a C compiler: install gcc or clang, or set CC"
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -74,30 +74,31 @@ def run_program(command: Sequence[str], environ: dict[str, str]) -> None:
 
 def worker(_: BenchServer, scale: Scale) -> Iterator[Figure]:
     """``foxqueue up`` with one simulated device: from submit to the job's first byte, and what idling costs."""
-    with _up() as fox:
-        _until(lambda: _idle(fox), "an idle worker")
+    with up("--simulate", "1x24G") as fox:
+        until(lambda: idle(fox), "an idle worker")
         yield from _first_bytes(fox, scale.of(120, 5))
-        _until(lambda: _idle(fox), "an idle worker")
+        until(lambda: idle(fox), "an idle worker")
         yield from _idling(fox, scale.of(round(WATCHED_S), 3))
 
 
 @contextlib.contextmanager
-def _up() -> Iterator[Client]:
+def up(*flags: str, environ: Mapping[str, str] | None = None) -> Iterator[Client]:
+    """``foxqueue up`` with these flags and more variables, in a home of its own; a client of it."""
     with tempfile.TemporaryDirectory(prefix="fq-bench-") as place:
         home = Path(place)
         with (home / "up.txt").open("wb") as log:
             process = subprocess.Popen(
-                [str(FOX), "up", "--simulate", "1x24G"],
-                env=environ_of(home),
+                [str(FOX), "up", *flags],
+                env={**environ_of(home), **(environ or {})},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
             )
         try:
-            _until(lambda: process.poll() is not None or _answers(home), "foxqueue up")
+            until(lambda: process.poll() is not None or _answers(home), "foxqueue up")
             with Client(home=home) as fox:
-                _until(lambda: fox.workers(), "a worker")
+                until(lambda: fox.workers(), "a worker")
                 yield fox
         finally:
             process.send_signal(signal.SIGINT)
@@ -111,14 +112,15 @@ def _answers(home: Path) -> bool:
     return False
 
 
-def _idle(fox: Client) -> bool:
+def idle(fox: Client) -> bool:
+    """Whether the only worker stands idle."""
     return fox.redis.zcard(fox.broker.keys.idle) == 1
 
 
 def _first_bytes(fox: Client, count: int) -> Iterator[Figure]:
     took, submitted = [], []
     for _ in range(count):
-        _until(lambda: _idle(fox), "an idle worker")
+        until(lambda: idle(fox), "an idle worker")
         time.sleep(RESTED_S)
         began = time.time_ns()
         job = fox.submit(["date", "+%s%N"])
@@ -219,7 +221,8 @@ def _killed_and_served(queued: int) -> tuple[float, float]:
         return first, took
 
 
-def _until(condition: Callable[[], object], what: str, seconds: float = 30.0) -> None:
+def until(condition: Callable[[], object], what: str, seconds: float = 30.0) -> None:
+    """Wait for a condition."""
     deadline = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > deadline:
