@@ -26,6 +26,9 @@ test-server: setup ## Run the main job's scenarios on another server program (SE
 soak: setup ## Random walks and things killed every second, for minutes (under eight on two cores)
 	$(BIN)/python -m pytest -m soak -n 2 --dist worksteal -p no:randomly
 
+gpu-check: setup ## The device tests again on a real NVIDIA GPU; says what it skipped, and fails where there is none
+	$(BIN)/python -m pytest tests/real_gpu -m real_gpu -v -rs -p no:randomly -p no:xdist
+
 chaos: setup ## 5,000 jobs while workers, runners, server and up are killed (about twelve minutes; CHAOS="--seed 7")
 	PYTHONPATH=tests $(BIN)/python -m chaos --jobs 5000 $(CHAOS)
 
@@ -35,7 +38,7 @@ check: setup ## Lint, types and layers
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 
-bench: setup $(VENV)/.bench ## Measure what all costs, as ratios in one run (six minutes; BENCH="--quick calls depth", --json)
+bench: setup $(VENV)/.bench ## Measure what all costs, as ratios in one run (eight minutes; BENCH="--quick calls depth", --json)
 	$(BIN)/python -m benchmarks $(BENCH)
 
 $(VENV)/.bench: pyproject.toml
@@ -45,4 +48,4 @@ $(VENV)/.bench: pyproject.toml
 clean: ## Remove .venv and what tools left behind
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache dist
 
-.PHONY: help setup demo test test-server soak chaos check bench clean
+.PHONY: help setup demo test test-server soak gpu-check chaos check bench clean
