@@ -36,7 +36,7 @@ LONGEST: Final = 65536
 SEND_TIMEOUT_S: Final = 2.0
 ORPHANED_S: Final = 0.1  # between tries to get the locks of a dead holder
 AGAIN_S: Final = 0.5  # between tries to give a lease back while the server is away
-GIVE_UP_S: Final = 120.0  # after which the server will have let it lapse, if it ever comes back
+GIVE_UP_S: Final = 5.0  # on top of lease and margin: then it has lapsed, whenever the server comes back
 
 
 @dataclass
@@ -179,7 +179,8 @@ class Helper:
             if left.token not in found:
                 known = self._leases.get(left.token)
                 found[left.token] = Kept(left.token, left.fence, str(record.get("instance")), record["devices"])
-                found[left.token].heard = known.heard if known else time.monotonic()
+                if known is not None:
+                    found[left.token].heard, found[left.token].since = known.heard, known.since
             found[left.token].locks.append(lock)
         self._leases = found
         self._lost &= found.keys()
@@ -261,7 +262,7 @@ class Helper:
         try:
             self._sender.send(self._sender.lease_release_call(kept.token, kept.fence, kept.devices))
         except FoxqueueError:
-            return time.monotonic() - kept.since > GIVE_UP_S
+            return time.monotonic() - kept.since > 2 * self._ttl_s + GIVE_UP_S
         self._say({"left": kept.token})
         with _locked(kept) as locks:
             for lock in locks or ():

@@ -281,3 +281,18 @@ def test_refused_ones_start_no_helper(start: Start, leases: GpuLeases, gpus: lis
         child.run("leases.acquire(0, timeout=0)")
     assert child.ask("leases._renewing is None")
     assert child.ask("[thread.name for thread in threading.enumerate() if thread.name == 'leases']") == []
+
+
+@pytest.mark.soak
+def test_a_helper_whose_server_is_gone_for_good_ends(
+    server: RealServer, start: Start, queue: Queue, gpus: list[str]
+) -> None:
+    queue.broker.redis.hset(queue.broker.keys.settings, mapping={"ttl_ms": 400, "margin_ms": 400, "beat_ms": 130})
+    child, helper = holding(start)
+    ended = gone([helper])
+    server.kill()
+    try:
+        child.process.kill()
+        until(ended, 20, "the end of the helper")
+    finally:
+        server.start()
