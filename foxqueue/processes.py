@@ -164,6 +164,12 @@ def parent_of(pid: int) -> int | None:
     return None if stat is None else int(stat[1])
 
 
+def is_stopped(pid: int) -> bool:
+    """Whether a signal has stopped a process."""
+    stat = _stat(pid)
+    return stat is not None and stat[0] == "T"
+
+
 def children(pid: int) -> list[int]:
     """Children of a process, zombies too. While processes come and go the answer can miss some: ask again."""
     if not _tells_children():

@@ -125,6 +125,26 @@ class Holders(Requests):
             if not wish.fence:
                 self.acquire(wish, wish.devices if wish.needs > 1 else (device,))
 
+    @rule(pick=PICK, device=st.sampled_from(("GPU-1", "GPU-2", WHOLE, *SLOTS)), registers=st.booleans(), lost=LOST)
+    @step
+    def crowd(self, pick: int, device: str, registers: bool, lost: bool) -> None:
+        """Several want a device that somebody has; it is given back, and one of them asks."""
+        holder = Wish(self.token()[-16:], (device,), 1, 9)
+        self.acquire(holder, (device,), lost)
+        crowd = [Wish(self.token()[-16:], (device,), 1, (5, 9, 2, 5)[(pick + at) % 4]) for at in range(1 + pick % 3)]
+        for wish in crowd:
+            if len(self.waiting) < MOST_WAITING:
+                self.stand(wish, lost)
+        for seat in self.seats:
+            if registers and seat.worker.device == device:
+                seat.registered += 1
+                name = seat.worker.name
+                self.send(self.broker.register_call(name, device, seat.registered, b"seen", "host", seat.worker.boot))
+        if holder.fence:
+            self.send(self.broker.lease_release_call(holder.token, holder.fence, holder.had), lost=lost)
+            self.holding = [wish for wish in self.holding if wish is not holder]
+        self.acquire(crowd[-1], (device,), lost)
+
     @rule(pick=PICK, lost=LOST)
     @step
     def called(self, pick: int, lost: bool) -> bool | None:

@@ -93,6 +93,8 @@ class Run:
         self._no_room = False
         self._output: int | None = None
         self._started_ms = 0
+        group = order.shared.group if order.shared else None
+        self._terminal = None if group is None else tree.Terminal(group)
 
     def serve(self) -> dict[str, Any]:
         """Run the job to its end, leave the record in the run directory, if it has one, and return it."""
@@ -206,6 +208,8 @@ class Run:
             self._end("timeout", self._order.grace_s)
         if self._kill_at is not None and now >= self._kill_at:
             self._killing = True
+        if self._terminal is not None:
+            self._terminal.look()
 
     def _end(self, why: str | None, grace_s: float) -> None:
         """Begin to end the job, or bring its end nearer; the first reason stays."""
@@ -234,6 +238,8 @@ class Run:
             waits.append(self._feed_until - time.clock_gettime(self._clock))
             if self._clock == time.CLOCK_BOOTTIME:
                 waits.append(_BOOTTIME_STEP_S)
+        if self._terminal is not None:
+            waits.append(self._terminal.LOOK_S)
         return max(0.0, min(waits)) if waits else None
 
     def _record(self) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import signal
 import time
 from collections.abc import Callable, Collection
 
-from foxqueue.processes import ProcessId, descendants, parent_of
+from foxqueue.processes import ProcessId, descendants, is_stopped, parent_of
 
 _ROUNDS = 50
 
@@ -48,6 +48,33 @@ def pass_on(leader: int, signum: int) -> None:
             os.killpg(leader, signum)
         else:
             os.kill(leader, signum)
+
+
+class Terminal:
+    """The session of a terminal that this process shares with its caller, and the caller's process group.
+
+    When a shell dies, the kernel wakes and hangs up groups that it leaves behind stopped. It takes ours for one that
+    somebody looks after, because the command's parent, this process, is of the session. So we do it.
+
+    Args:
+        group: of the caller and the command.
+    """
+
+    LOOK_S = 5.0
+
+    def __init__(self, group: int) -> None:
+        self._group = group
+        self._caller = ProcessId.of(os.getppid())
+        self._shell = ProcessId.of(os.getsid(0))
+
+    def look(self) -> None:
+        """Hang up a stopped caller whose shell is gone."""
+        shell, caller = self._shell, self._caller
+        if shell is None or caller is None or shell.alive() or not caller.alive() or not is_stopped(caller.pid):
+            return
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._group, signal.SIGHUP)
+            os.killpg(self._group, signal.SIGCONT)
 
 
 def strike(keep: Collection[int] = (), note: Callable[[int], None] = lambda _pid: None) -> int:

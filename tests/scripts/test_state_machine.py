@@ -93,8 +93,6 @@ RULES = {
     "jobs that never started": ("_ended", "started and 'finished'", "true and 'finished'"),
     "a group given up": ("_dissolve", "redis.call('HSET', group_key(group), 'filling', '')", ""),
     "jobs of a group given up": ("_dissolve", "'shape', string.match(job[2], '^[^@]*'))", "'shape', job[2])"),
-    "tokens of leases": ("lease_acquire", "answered() and not own[1]", "false"),
-    "tokens of waiters": ("lease_wait", "if answered() then", "if false then"),
     "the fence of a lease": ("lease_renew", "grant ~= fence .. ' lease:' .. token", "not grant"),
     "a lease that lapsed": ("lease_renew", "if in_the_way(name) then", "if false then"),
     "the rank of a waiter": ("claim", "waiter_rank < rank", "false"),

@@ -145,6 +145,19 @@ def test_a_terminal_that_hangs_up_ends_it(stack: Stack) -> None:
     until(lambda: holder_pid(stack) is None, 10, "the end of the lease")
 
 
+@pytest.mark.soak
+def test_what_a_dead_shell_leaves_stopped_is_hung_up(stack: Stack) -> None:
+    with terminal(stack) as shell:
+        shell.type(f"{LEASE}{PYTHON} talks.py\n")
+        shell.expect("tty=1;")
+        pid = until(lambda: holder_pid(stack), 10)
+        assert pid is not None
+        shell.type(CTRL_Z)
+        shell.expect("Stopped")
+        until(lambda: is_stopped(pid), 5)
+    until(lambda: holder_pid(stack) is None, 20, "the end of the lease")
+
+
 # --- no terminal ----------------------------------------------------------------------------------------------------
 
 ANSWERS = (
