@@ -125,8 +125,11 @@ local function closely()
     first_waiter = first_waiter, call_waiter = call_waiter, count_lost = count_lost }
 end
 local look = not plain and redis.call('EXISTS', lease_key(device)) == 0 and closely()
-local busy, last_grant = is_running(device)
-if busy or not (plain or look and look.device_is_free(device)) then
+local busy, last_grant = not (plain or look), nil
+if not busy then
+  busy, last_grant = is_running(device)
+end
+if busy or (look and not look.device_is_free(device)) then
   answered_with('')
   stand_idle({ device })
   return { 'taken', life }
@@ -166,21 +169,6 @@ local function head()
     return nil
   end
   return best, best_shape, best_rank
-end
-
--- What the worker of a slot is woken for: shapes that it has room for, and the end of what runs beside it. Woken for
--- others it would leave them to another slot of the device, and that to it, all the time.
-local function with_room()
-  local names = {}
-  for _, shape in ipairs(held_back and {} or fitting) do
-    if mib_of[shape] then
-      names[#names + 1] = shape
-    end
-  end
-  if #names < #fitting then
-    names[#names + 1] = look.whole_of(device)
-  end
-  return names
 end
 
 -- Who waits for a lease of this device may rank before all jobs.
@@ -235,7 +223,18 @@ if yields then
 end
 if not n then
   answered_with('')
-  stand_idle(left_mib and with_room() or fitting)
+  local names = left_mib and {} or fitting
+  if left_mib then
+    -- The worker of a slot is woken for shapes that it has room for, and by the end of what runs beside it. Woken for
+    -- others it would leave them to another slot of the device, and that to it, all the time.
+    for _, one in ipairs(held_back and {} or fitting) do
+      names[#names + 1] = mib_of[one] and one or nil
+    end
+    if #names < #fitting then
+      names[#names + 1] = look.whole_of(device)
+    end
+  end
+  stand_idle(names)
   return empty()
 end
 
@@ -251,7 +250,7 @@ if left_mib then
   look.declare(device, mib_of[shape])
 end
 if look then
-  redis.call('DEL', prefix .. 'turn:' .. device, prefix .. 'turn:jobs:' .. device)
+  redis.call('DEL', prefix .. 'turn:' .. device, named('turn:jobs:' .. device))
 end
 redis.call('HSET', job_key(n), 'state', 'running', 'fence', fence, 'claim', question, 'worker', worker, 'host', host,
   'gpus', device, 'started_at', digits(now_ms), 'reason', '', 'detail', '', 'attempts', attempts,

@@ -46,7 +46,8 @@ end
 -- be a late copy.
 local lease_ms = digits(ttl_ms + margin_ms)
 local own = {}
-for i, grant in ipairs(redis.call('HMGET', granted, unpack(names))) do
+local last_grants = redis.call('HMGET', granted, unpack(names))
+for i, grant in ipairs(last_grants) do
   own[i] = string.match(grant or '', '^(%d+) lease:' .. token .. '$') or false
 end
 if answered() and not own[1] then
@@ -71,11 +72,13 @@ for _, name in ipairs(names) do
   if pause then
     return { 'paused', life, name, pause }
   end
-  if not device_is_free(name) then
-    local withheld = withheld_as(name)
-    return withheld and { 'withheld', life, name, withheld } or held_by(name)
+  if not is_plain(name) or is_running(name) then
+    if not device_is_free(name) then
+      local withheld = withheld_as(name)
+      return withheld and { 'withheld', life, name, withheld } or held_by(name)
+    end
+    in_line = in_line or redis.call('EXISTS', prefix .. 'lease_waiting:' .. name) == 1
   end
-  in_line = in_line or redis.call('EXISTS', prefix .. 'lease_waiting:' .. name) == 1
 end
 local whole_name = whole_of(names[1])
 if whole_name then
@@ -135,14 +138,14 @@ end
 
 begin_life(candidate)
 local fence = tick()
-for _, name in ipairs(names) do
-  count_lost(name, redis.call('HGET', granted, name))
+for i, name in ipairs(names) do
+  count_lost(name, last_grants[i])
   redis.call('SET', lease_key(name), fence, 'PX', lease_ms)
   redis.call('HSET', granted, name, fence .. ' lease:' .. token)
   redis.call('HSET', holders, name, holder)
   declare(name, declares)
   if in_line then
-    redis.call('DEL', prefix .. 'turn:' .. name, prefix .. 'turn:jobs:' .. name)
+    redis.call('DEL', prefix .. 'turn:' .. name, named('turn:jobs:' .. name))
   end
 end
 if stands[1] then
