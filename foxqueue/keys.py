@@ -102,7 +102,8 @@ class Keys:
         return self._key(f"waiter:{token}")
 
     def turn(self, device: str) -> str:
-        """STRING, PX 5 s: whose turn it is to take a free device, a token or ``jobs``, and since when, ms."""
+        """STRING, PX 5 s: whose turn it is to take a free device, and since when, ms. That of the jobs that rank before
+        a lease is that of ``jobs:<device>``."""
         return self._key(f"turn:{device}")
 
     def declared(self, device: str) -> str:

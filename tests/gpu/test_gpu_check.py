@@ -65,11 +65,11 @@ def test_without_a_gpu_it_says_so_and_claims_no_success(machine: Machine) -> Non
 
 
 def test_what_it_skips_is_told_with_the_reason(machine: Machine) -> None:
-    code, said = machine.check("tests/real_gpu/test_devices.py")
+    code, said = machine.check("tests/real_gpu/test_real_devices.py")
     assert code == 0, said
     assert "no GPU here is cut into MIG instances" in said and "a snapshot of 2 devices takes" in said
     machine.state.write(*machine.lines, "gpu 1 mig_mode 1", f"mig 1 0 uuid MIG-{uuid.uuid4()}")
-    code, said = machine.check("tests/real_gpu/test_devices.py")
+    code, said = machine.check("tests/real_gpu/test_real_devices.py")
     assert code == 0 and "there is only one GPU here" in said, said
     assert "SKIPPED [1]" in said and "cut into MIG" not in said
 
@@ -77,7 +77,7 @@ def test_what_it_skips_is_told_with_the_reason(machine: Machine) -> None:
 def test_a_gpu_that_is_not_the_one_that_cuda_sees_is_found(machine: Machine) -> None:
     """The library of CUDA counts as NVML does here, whatever their places on the bus."""
     machine.state.write(*machine.lines, "gpu 0 bus 00000000:3B:00.0", "gpu 1 bus 00000000:1A:00.0")
-    code, said = machine.check("tests/real_gpu/test_devices.py", "-k", "cuda_sees_the_device")
+    code, said = machine.check("tests/real_gpu/test_real_devices.py", "-k", "cuda_sees_the_device")
     assert code == 1 and "1 failed, 1 passed" in said, said
 
 
