@@ -27,14 +27,7 @@ ENDS = (
     "release", "later", "paused", "lose", "lose", "lose after a reboot",
 )  # fmt: skip
 BROUGHT = ("a lease runs out", "a group is abandoned", "a job expires", "ended jobs age", "a job is due")
-OFTEN = (
-    "a lease key vanishes",
-    "a lease key vanishes",
-    "ended jobs age",
-    "ended jobs age",
-    "a turn is over",
-    "a turn is over",
-)
+OFTEN = ("a lease key vanishes", "ended jobs age", "a turn is over") * 2
 
 
 class QueueMachine(Holders):

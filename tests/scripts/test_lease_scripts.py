@@ -339,14 +339,6 @@ def test_a_late_wait_of_one_who_has_left_does_not_stand_again(queue: Queue) -> N
     assert queue.snapshot() == before
 
 
-def test_an_acquire_that_arrives_after_its_sender_gave_up_ends_by_itself(queue: Queue) -> None:
-    call = Holder(queue).acquire_call()
-    assert queue.send(call) == "ok"
-    assert Holder(queue).ask().word == "taken"
-    lapse(queue, DEVICE)
-    assert Holder(queue).ask().word == "ok"
-
-
 RULES = {
     "tokens that were used": ("lease_acquire", "answered() and not own[1]", "false"),
     "tokens of waiters": ("lease_wait", "if answered() then", "if false then"),
