@@ -11,6 +11,8 @@ setup: $(VENV)/.ready ## Make .venv and install foxqueue with all its extras
 $(VENV)/.ready: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[dev]"
+	rm -rf $(VENV)/rq-2.12 # the oldest RQ that is supported, beside the newest
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target $(VENV)/rq-2.12 "rq==2.12.*"
 	@touch $@
 
 demo: setup ## Run real training runs through an embedded server, kill things, print what came out

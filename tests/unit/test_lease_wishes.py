@@ -45,7 +45,7 @@ def test_a_wish_is_read() -> None:
         ({"until": float("nan")}, "within a year from now"),
         ({"until": 2e9 * 1000}, "within a year from now"),
         ({"lasting": 0}, "above 0"),
-        ({"lasting": 5, "until": time.time() + 60}, "give the one or the other"),
+        ({"lasting": 5, "until": time.time() + 86400}, "give the one or the other"),
         ({"on_wait": 7}, "cannot be called"),
         ({"lost": "me"}, "cannot be called"),
     ],
