@@ -14,7 +14,7 @@ from foxqueue.questions import Questions
 from workers.readiness import Readiness
 from workers.teller import Teller
 
-TURN_S: Final = 1.05  # somebody who waits for a lease has so long to take the device
+TURN_S: Final = 0.25  # somebody who waits for a lease and lives has taken the device by then
 HASTY_S: Final = 0.2  # in place of the poll where a device is held whose lease is not yet, or no longer, in Redis,
 HASTY: Final = 5  # so many times
 

@@ -24,6 +24,7 @@ QUICK_STEP_S: Final = 0.001
 LONG_STEP_S: Final = 0.005
 LOOK_STEP_S: Final = 0.05  # between looks at what the last holder may have left on a GPU
 LOOK_S: Final = 1.0  # between looks at the file lock
+SOON_S: Final = 0.15  # and at a device that is free for somebody else, who may be dead: so long the server waits for him
 SAY_S: Final = 25.0  # between two signs of life; the server takes who was silent for a minute out of its lines
 KEPT_MS: Final = 60_000
 ANEW_TIMES: Final = 10  # signs of life after which one stands in line anew, for the lines themselves run out too
@@ -69,6 +70,8 @@ class InLine:
             now = time.monotonic()
             if now >= acquisition.deadline:
                 raise (yield from acquisition.refused(list(self._spots.values())))
+            if self._behind:
+                look_at = min(look_at, now + SOON_S)
             until = min(look_at, self._said_at + SAY_S, acquisition.deadline)
             called = yield from self._listen(max(until - now, 0.0))
             if called is not None:

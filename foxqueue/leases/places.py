@@ -71,6 +71,7 @@ class Places:
         self._found: tuple[Device, ...] = ()
         self._no_gpu = ""
         self._made: frozenset[str] = frozenset()
+        self._sees_all = False  # CUDA_VISIBLE_DEVICES leaves all GPUs of this machine
         self._named: dict[GpuRef, Place] = {}
         self.all: list[Place] = []
 
@@ -85,7 +86,9 @@ class Places:
             device.uuid for device in survey(f"{MAX_DEVICES}x1G", 0, identity, self.here, {}).devices
         )
         if self._host in (THIS, ANY):
-            found = survey(None, 0, identity, self.here, unapplied())
+            environ = unapplied()
+            self._sees_all = "CUDA_VISIBLE_DEVICES" not in environ
+            found = survey(None, 0, identity, self.here, environ)
             self._found = found.devices
             self._no_gpu = "; ".join(filter(None, (found.no_gpu, *found.notes)))
 
@@ -118,12 +121,16 @@ class Places:
             self.all = self._choose(self.chosen)
 
     def _may_be(self, device: SeenDevice) -> bool:
-        """Whether a registered device is to be considered: a real one of this machine only where NVML shows it."""
+        """Whether a registered device is to be considered: a real one of this machine also where NVML has lost it, so
+        that it is told what is wrong with it, but not where CUDA_VISIBLE_DEVICES may have left it out."""
         if device.host != self.here:
             return self._host in (ANY, device.host)
-        return self._host in (THIS, ANY) and slot_of(device.uuid)[0] in self._made | {
-            found.whole for found in self._found
-        }
+        if self._host not in (THIS, ANY):
+            return False
+        whole = slot_of(device.uuid)[0]
+        lost = self._sees_all and device.kind == "nvml" and device.live
+        simulated = whole in self._made and device.worker_state != "lost"  # its worker was not ended in order
+        return lost or simulated or any(found.whole == whole for found in self._found)
 
     def _choose(self, refs: Sequence[GpuRef]) -> list[Place]:
         chosen: dict[str, GpuRef] = {}
@@ -166,6 +173,8 @@ class Places:
 
     def none(self) -> str:
         """Why there is no device."""
+        if self._host not in (THIS, ANY):
+            return f"none (no worker of host {self._host!r} has registered a GPU: foxqueue gpus lists them)"
         return f"none ({self._no_gpu or 'no GPU, and no simulated one is registered by foxqueue up --simulate'})"
 
     def fit(self, wish: Wish) -> list[Place]:

@@ -56,7 +56,8 @@ def refusal_error(wish: Wish, refused: Sequence[tuple[Place, Refusal]]) -> Lease
         if refusal.kind == "held":
             return GpuAlreadyLeased(place.uuid, refusal.holder, place.name)
         if refusal.kind == "memory":
-            return InsufficientMemory(place.uuid, wish.memory_mib, refusal.free_mib, name=place.name)
+            required = wish.memory_mib or place.device.memory_total_mib or 0  # a slot without a wish takes all
+            return InsufficientMemory(place.uuid, required, refusal.free_mib, name=place.name)
     said = "; ".join(f"{place.name}: {refusal.text}" for place, refusal in refused)
     what = (
         "the device cannot" if wish.gpu is not None else "no device can" if wish.count == 1 else f"{wish.count} cannot"

@@ -20,7 +20,7 @@ from foxqueue.broker import Reply
 from foxqueue.errors import FoxqueueError, GpuNotFound, LeaseError, ServerError, ServerRefused, ServerUnavailable
 from foxqueue.holders import holder_text, job_holder, job_number, read_holder
 from foxqueue.leases.core import Core
-from foxqueue.leases.effects import Ask, Local, Pause, Step, Steps
+from foxqueue.leases.effects import Ask, Local, Pause, Read, Step, Steps
 from foxqueue.leases.grant import Grant, release_call, write_down
 from foxqueue.leases.refusing import name_holders, refusal_error
 from foxqueue.leases.spot import Refusal, Spot
@@ -314,6 +314,10 @@ class Acquisition:
     def refused(self, spots: Sequence[Spot]) -> Steps[LeaseError]:
         """The error that says why nothing could be had."""
         yield from name_holders(self, spots)
+        counted, self.core.contended = self.core.contended, 0
+        if counted:
+            with suppress(FoxqueueError):  # a figure alone
+                yield Read((("HINCRBY", self.core.broker.keys.lease_stats, "contended", counted),))
         return refusal_error(self.wish, [(spot.place, self.refusals[spot.place.uuid]) for spot in spots])
 
     def _withdraw(self) -> Steps[None]:

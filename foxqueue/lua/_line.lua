@@ -3,6 +3,7 @@
 -- Who waits for a lease stands in the line of each device that would do, ranked as jobs are. When the first may have
 -- the device it is called, and for a second nobody behind it is served; one who does not come has to stand again.
 local TURN_MS = 1000
+local DEAF_MS = 100 -- a call that nobody has heard for so long is one to somebody dead or stopped
 local TURN_KEPT_MS = 5000 -- so long it is known who had a turn and did not use it
 
 local function line_of(name)
@@ -33,11 +34,18 @@ local function enough(name, devices, needs)
   return free >= needs
 end
 
+-- Whether a waiter was called and does not listen. It keeps its place, and others pass it.
+local function is_deaf(token)
+  local left = redis.call('PTTL', prefix .. 'wake:' .. token)
+  return left >= 0 and left <= WAKE_MS - DEAF_MS
+end
+
 -- The first in line who lives and can be served now, and its rank.
+local passed = 0 -- deaf ones
 local function first_waiter(name)
   local who, missed = turn_of(name)
   local behind = 0
-  for _ = 1, 20 do
+  for _ = 1, 200 do
     local first = redis.call('ZRANGE', line_of(name), behind, behind, 'WITHSCORES')
     local token = first[1]
     if not token then
@@ -46,6 +54,8 @@ local function first_waiter(name)
     local waiter = redis.call('HMGET', prefix .. 'waiter:' .. token, 'devices', 'needs')
     if not waiter[1] or (token == who and missed) then
       redis.call('ZREM', line_of(name), token)
+    elseif is_deaf(token) then
+      behind, passed = behind + 1, passed + 1
     elseif count(waiter[2]) <= 1 or enough(name, waiter[1], count(waiter[2])) then
       return token, tonumber(first[2])
     else
@@ -55,8 +65,16 @@ local function first_waiter(name)
 end
 
 local function call_waiter(name, token)
-  if turn_of(name) ~= token then
-    give_turn(name, token)
-    send_token(token, name)
+  if turn_of(name) == token then
+    return
+  end
+  give_turn(name, token)
+  send_token(token, name)
+  if passed > 0 then -- others may have died with the deaf: they are called too, so that all are known at once
+    for _, other in ipairs(redis.call('ZRANGE', line_of(name), passed, passed + 16)) do
+      if other ~= token and redis.call('EXISTS', prefix .. 'wake:' .. other) == 0 then
+        send_token(other, name)
+      end
+    end
   end
 end

@@ -18,7 +18,11 @@ for name in string.gmatch(devices, '[^,]+') do
     local text = redis.call('HGET', named('holders'), name) or ''
     return { 'released', life, string.match(text, '^' .. string.rep('[^\t]*\t', 5) .. '(.*)$') or '' }
   end
-  if grant ~= fence .. ' lease:' .. token then
+  local older = string.match(grant or '', '^(%d+) %-$')
+  if older and #older == #fence and older < fence and not redis.call('GET', lease_key(name)) then
+    -- The server has lost its last moments, this grant with them; nobody has had the device since.
+    redis.call('HSET', granted, name, fence .. ' lease:' .. token)
+  elseif grant ~= fence .. ' lease:' .. token then
     return { 'lost', life, grant and 'it was released, or granted to somebody else' or 'nobody knows of it' }
   end
   local value = lease_value(name)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import signal
+import time
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -156,13 +158,11 @@ def test_two_workers_and_a_lease_share_a_device_one_after_the_other(
             log.open("a").write(json.dumps([device, *_use()]) + "\n")
     assert {rq.status(job) for job in jobs} == {"finished"}
     spans = sorted(json.loads(line)[1:] for line in log.read_text().splitlines())
-    assert all(one[1] <= other[0] for one, other in zip(spans, spans[1:], strict=False))
+    assert all(one[1] <= other[0] for one, other in pairwise(spans))
     assert turns >= 5
 
 
 def _use() -> tuple[float, float]:
-    import time
-
     began = time.monotonic()
     until(lambda: time.monotonic() > began + 0.02, 1, "a moment")
     return began, time.monotonic()

@@ -115,6 +115,7 @@ def no_time_passes() -> Iterator[None]:
     """A turn is over when an accident says so."""
     with (
         changed("_line", "TURN_MS = 1000", f"TURN_MS = {TURN_MS}"),
+        changed("_line", "DEAF_MS = 100 ", f"DEAF_MS = {TURN_MS} "),
         changed("_line", "KEPT_MS = 5000", "KEPT_MS = 900000"),
     ):
         yield

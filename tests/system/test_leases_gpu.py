@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 from leases_place import is_free
-from nvml_stub import Child, State
+from nvml_stub import Answered, Child, State
+from pretend import register
 from queue_driver import Queue
 from servers import RealServer
 from stub_fixtures import StartChild
@@ -188,3 +189,21 @@ def test_a_dead_holders_gpu_is_had_by_the_next(site: Site, queue: Queue) -> None
     child.process.wait()
     other.run("lease = leases.acquire(0, timeout=10)")
     assert not is_free(queue, site.uuids[0])
+
+
+def test_a_gpu_that_was_lost_is_told_as_lost_and_not_as_unknown(site: Site, queue: Queue) -> None:
+    register(queue, site.uuids[0], "w0", index=0, kind="nvml", memory_total_mib=10000)
+    site.write("gpu 0 error * GPU_IS_LOST")
+    child = site.child()
+    with pytest.raises(Answered, match="lost"):
+        child.ask("leases.acquire(0, timeout=0)")
+    assert child.ask("leases.statistics()")[0] == 2
+
+
+def test_refusals_are_counted(site: Site, queue: Queue) -> None:
+    holder, other = site.child(), site.child()
+    holder.run("lease = leases.acquire(0, timeout=0)")
+    for timeout in (0, 0.1):
+        with pytest.raises(Answered, match="in use by"):
+            other.ask(f"leases.acquire(0, timeout={timeout})")
+    assert queue.broker.redis.hget(queue.broker.keys.lease_stats, "contended") == b"2"

@@ -88,7 +88,7 @@ def test_what_release_names_and_finds(stack: Stack) -> None:
         numbers = [stack.queue("sh", "-c", f"touch {flag}; sleep 600") for _ in range(2)]
         held = {stack.await_state(number, "running")["gpu_uuids"][0]: number for number in numbers}
         told = json.loads(stack.fox("gpus", "--json", "--release", ref).stdout)
-        assert told == {"device": uuids[0], "released": True, "job": held[uuids[0]]}
+        assert told == {"device": uuids[0], "released": True, "job": held[uuids[0]], "holder": None}
         assert stack.await_state(held[uuids[0]], "failed")["reason"] == "lease_lost"
         assert stack.job(held[uuids[1]])["state"] == "running"
         stack.fox("cancel", str(held[uuids[1]]))
