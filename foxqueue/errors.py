@@ -259,7 +259,7 @@ class GpuAlreadyLeased(LeaseBusy):
 
     def __init__(self, gpu: str, holder: Holder | None, name: str = "") -> None:
         who = holder.shown if holder else "a process that has not said who it is"
-        cure = "wait for it (timeout=), or take another one"
+        cure = "wait for it, or take another one"
         super().__init__(f"device {name or gpu} is in use by {who}: {cure}")
         self.gpu = gpu
         self.holder = holder
@@ -292,7 +292,7 @@ class InsufficientMemory(LeaseBusy):
     def __init__(self, gpu: str, required: int, available: int | None, *, name: str = "", ever: bool = True) -> None:
         there = "an unknown amount" if available is None else f"{available:,} MiB"
         what = f"{there} free" if ever else f"{there} in all"
-        cure = "wait until there is more (timeout=), or take another device" if ever else "ask for less"
+        cure = "wait until there is more, or take another device" if ever else "ask for less"
         super().__init__(f"device {name or gpu} has {what}, and {required:,} MiB were asked for: {cure}")
         self.gpu = gpu
         self.required = required

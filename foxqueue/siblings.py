@@ -79,7 +79,7 @@ def siblings(lock: DeviceLock) -> Siblings:
     roots: set[int] = set()
     declared = count = 0
     for record in lock.others():
-        found = _roots(record)
+        found = roots_of(record)
         if found:
             roots.update(found)
             count += 1
@@ -107,7 +107,7 @@ def foreign_seat(seat: DeviceLock, ours: Callable[[Mapping[str, Any]], bool]) ->
     return ""
 
 
-def _roots(record: Mapping[str, Any]) -> Sequence[int]:
+def roots_of(record: Mapping[str, Any]) -> Sequence[int]:
     """The first processes of the run or lease that a record names; none when nothing of it lives."""
     if not isinstance(record.get("fence"), int):
         return ()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 from foxqueue.broker import Broker
 from foxqueue.config import Config
@@ -12,7 +13,7 @@ from foxqueue.errors import DeviceHeld
 from foxqueue.gpu import Device
 from foxqueue.holding import Hold, names_a_run
 from foxqueue.locks import DeviceLock
-from foxqueue.siblings import Siblings, foreign_seat, siblings
+from foxqueue.siblings import Siblings, foreign_seat, roots_of, siblings
 from workers.recovery import LeftRun, clean_up, take_over
 
 JUST_KILLED_S = 2.0  # a predecessor that was just killed may still hold its lock for a moment
@@ -88,8 +89,12 @@ class Holding(Hold):
         return any("job" in record or "lease" in record for record in self.gpu.records())
 
     def siblings(self) -> Siblings:
-        """What runs on the other slots of the device. Any thread may ask."""
-        return siblings(self.gpu)
+        """What runs on the other slots of the device, and what has a lease of it. Any thread may ask."""
+        beside = siblings(self.gpu)
+        if self.gpu.held:
+            return beside
+        lessee = roots_of(self.gpu.read() or {})
+        return replace(beside, roots=beside.roots.union(lessee))
 
     def _clean_up(self, lock: DeviceLock) -> str:
         if names_a_run(lock):

@@ -246,9 +246,11 @@ class Helper:
     def _bury(self, kept: Kept) -> bool:
         """Give back a dead holder's lease, as soon as its locks can be had. Whether it is over."""
         with _locked(kept) as locks:
-            if locks is None:  # somebody has the device since, and has cleaned up; or a forked process holds it
-                kept.since = time.monotonic()
-                return not any(_names(lock, kept.token) for lock in kept.locks)
+            if locks is None and any(_names(lock, kept.token) for lock in kept.locks):
+                kept.since = time.monotonic()  # a forked process holds it
+                return False
+            if locks is None:  # somebody has the device since, perhaps of another queue, who could not tell ours
+                return self._leave(kept)
             try:
                 for lock in locks:
                     if _names(lock, kept.token):

@@ -24,7 +24,9 @@ QUICK_STEP_S: Final = 0.001
 LONG_STEP_S: Final = 0.005
 LOOK_STEP_S: Final = 0.05  # between looks at what the last holder may have left on a GPU
 LOOK_S: Final = 1.0  # between looks at the file lock
-SOON_S: Final = 0.15  # and at a device that is free for somebody else, who may be dead: so long the server waits for him
+SOON_S: Final = (
+    0.15  # and at a device that is free for somebody else, who may be dead: so long the server waits for him
+)
 SAY_S: Final = 25.0  # between two signs of life; the server takes who was silent for a minute out of its lines
 KEPT_MS: Final = 60_000
 ANEW_TIMES: Final = 10  # signs of life after which one stands in line anew, for the lines themselves run out too

@@ -129,7 +129,9 @@ class Places:
             return False
         whole = slot_of(device.uuid)[0]
         lost = self._sees_all and device.kind == "nvml" and device.live
-        simulated = whole in self._made and device.worker_state != "lost"  # its worker was not ended in order
+        if device.worker_state == "lost" or (device.slot is not None and not device.live):
+            return False  # it is not served any more, or no longer in slots
+        simulated = whole in self._made
         return lost or simulated or any(found.whole == whole for found in self._found)
 
     def _choose(self, refs: Sequence[GpuRef]) -> list[Place]:

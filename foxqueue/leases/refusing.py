@@ -14,6 +14,7 @@ from foxqueue.leases.places import Place
 from foxqueue.leases.spot import Refusal, Spot
 from foxqueue.leases.wish import Wish
 from foxqueue.replies import text
+from foxqueue.withheld import read_withheld
 
 if TYPE_CHECKING:
     from foxqueue.leases.steps import Acquisition
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 def name_holders(acquisition: Acquisition, spots: Sequence[Spot]) -> Steps[None]:
     """Ask the server who has the devices of which nothing here tells, and whose the jobs are."""
     refusals, keys = acquisition.refusals, acquisition.core.broker.keys
+    yield from _name_withheld(acquisition, spots)
     names = [spot.place.uuid for spot in spots if _is_open(refusals[spot.place.uuid])]
     if not names:
         return
@@ -41,6 +43,20 @@ def name_holders(acquisition: Acquisition, spots: Sequence[Spot]) -> Steps[None]
                 refusals[name] = replace(
                     refusals[name], text=f"in use by {holder.shown}", holder=holder, momentary=False
                 )
+
+
+def _name_withheld(acquisition: Acquisition, spots: Sequence[Spot]) -> Steps[None]:
+    """A device that looks used or sick may be dirty or quarantined: then that is to be said, with the cure."""
+    refusals = acquisition.refusals
+    odd = [spot.place for spot in spots if refusals[spot.place.uuid].kind == "device"]
+    if odd:
+        with suppress(FoxqueueError):
+            wholes = [place.device.whole for place in odd]
+            (found,) = yield Read((("HMGET", acquisition.core.broker.keys.withheld, *wholes),))
+            for place, value in zip(odd, found, strict=True):
+                why = None if value is None else read_withheld(text(value))
+                if why is not None:
+                    refusals[place.uuid] = replace(refusals[place.uuid], text=f"{why.word}: {why.text}")
 
 
 def _is_open(refusal: Refusal) -> bool:
@@ -63,7 +79,7 @@ def refusal_error(wish: Wish, refused: Sequence[tuple[Place, Refusal]]) -> Lease
         "the device cannot" if wish.gpu is not None else "no device can" if wish.count == 1 else f"{wish.count} cannot"
     )
     return NoGpuAvailable(
-        f"{what} be had now ({said}): wait for it (timeout=)",
+        f"{what} be had now ({said}): wait, or try later",
         {place.uuid: refusal.text for place, refusal in refused},
         {place.uuid: refusal.holder for place, refusal in refused if refusal.holder is not None},
     )

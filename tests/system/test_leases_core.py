@@ -395,3 +395,13 @@ def test_a_failing_callback_harms_nothing(leases: GpuLeases, queue: Queue) -> No
     leases.force_release(1, by="root")
     until(lambda: heard, 10, "the other one")
     assert other.lost is heard[0]
+
+
+def test_slots_that_are_not_served_any_more_are_neither_leased_nor_counted(
+    leases: GpuLeases, queue: Queue, gpus: list[str]
+) -> None:
+    register(queue, f"{gpus[0]}/0", "s0", index=0, slot=0, memory_total_mib=8192, memory_free_mib=8192)
+    queue.broker.redis.zrem(queue.broker.keys.workers, "s0")
+    assert leases.statistics().total == 3
+    with leases.acquire_any(memory="1G", timeout=0) as lease:
+        assert lease.gpu_uuid in gpus
