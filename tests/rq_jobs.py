@@ -44,3 +44,11 @@ def log_use(path: str, seconds: float) -> None:
     time.sleep(seconds)
     with Path(path).open("a") as file:
         file.write(json.dumps([os.environ["FOXQUEUE_GPUS"], began, time.monotonic()]) + "\n")
+
+
+def with_child(flag: str, started: str) -> None:
+    """A child in a session of its own, which has the environment, and go on until the flag is there."""
+    code = f"import os, time; open({started!r}, 'w').write(str(os.getpid())); time.sleep(600)"
+    subprocess.Popen([sys.executable, "-S", "-c", code], start_new_session=True)
+    while not Path(flag).exists():
+        time.sleep(0.01)

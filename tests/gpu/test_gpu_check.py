@@ -64,6 +64,7 @@ def test_without_a_gpu_it_says_so_and_claims_no_success(machine: Machine) -> Non
     assert "passed" not in said
 
 
+@pytest.mark.soak
 def test_what_it_skips_is_told_with_the_reason(machine: Machine) -> None:
     code, said = machine.check("tests/real_gpu/test_real_devices.py")
     assert code == 0, said
@@ -74,6 +75,7 @@ def test_what_it_skips_is_told_with_the_reason(machine: Machine) -> None:
     assert "SKIPPED [1]" in said and "cut into MIG" not in said
 
 
+@pytest.mark.soak
 def test_a_gpu_that_is_not_the_one_that_cuda_sees_is_found(machine: Machine) -> None:
     """The library of CUDA counts as NVML does here, whatever their places on the bus."""
     machine.state.write(*machine.lines, "gpu 0 bus 00000000:3B:00.0", "gpu 1 bus 00000000:1A:00.0")

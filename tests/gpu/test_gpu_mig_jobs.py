@@ -80,6 +80,7 @@ def test_jobs_run_on_instances(machine: Machine) -> None:
     memory.unlink()
 
 
+@pytest.mark.soak
 def test_a_worker_serves_an_instance_by_its_name(machine: Machine) -> None:
     stack = machine.stack
     stack.serve()

@@ -10,8 +10,8 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from conftest import Rq, is_free
 from queue_driver import Queue
+from rq_place import Rq, is_free
 from wait import until
 
 from foxqueue.leases import GpuLeases

@@ -42,6 +42,7 @@ def test_a_gpu_that_others_use_is_waited_for(fox: Client, nvml_state: State, sta
                 file.unlink()
 
 
+@pytest.mark.soak
 @pytest.mark.nvml
 def test_the_settings_say_who_is_a_stranger_and_a_withheld_gpu_is_left_alone(
     fox: Client, nvml_state: State, start_child: StartChild

@@ -112,6 +112,7 @@ def test_the_demo_exits_with_1_when_a_promise_is_not_kept(demo: Demo) -> None:
     assert not demo.homes()
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_demo_cleans_up(demo: Demo, number: signal.Signals) -> None:
     process = demo.start()

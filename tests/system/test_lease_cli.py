@@ -348,6 +348,7 @@ def test_one_releases_ones_own_and_only_force_takes_others(stack: Stack) -> None
     assert done.returncode == 1 and "there is no lease of sim:1" in done.stderr
 
 
+@pytest.mark.soak
 def test_a_stopped_holder_keeps_its_lease_and_can_still_lose_it(stack: Stack) -> None:
     """Given a stopped `foxqueue lease`, when longer than its lease goes by, then nobody else gets the device; and when
     an operator takes it, then the command is ended all the same."""

@@ -79,6 +79,7 @@ def idle(turns: list[Turn], began: float, ends: float) -> float:
     return unused / ((ends - began) * len(by_device))
 
 
+@pytest.mark.soak
 def test_notebooks_bridges_and_jobs_share_fairly(stack: Stack, tmp_path: Path) -> None:
     turns = played(stack, tmp_path / "crowd")
     counts = Counter(turn.who for turn in turns)

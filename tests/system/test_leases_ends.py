@@ -119,6 +119,7 @@ def test_killed_with_its_helper_the_next_taker_gives_it_back(
     assert queue.broker.redis.get(queue.broker.keys.lease(gpus[0])) == str(lease.fence).encode()
 
 
+@pytest.mark.soak
 def test_a_stopped_holder_keeps_its_lease(start: Start, leases: GpuLeases, queue: Queue, gpus: list[str]) -> None:
     queue.broker.redis.hset(queue.broker.keys.settings, mapping={"ttl_ms": 600, "margin_ms": 600, "beat_ms": 200})
     child, _ = holding(start)

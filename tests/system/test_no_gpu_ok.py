@@ -29,6 +29,7 @@ def test_without_a_gpu_it_takes_a_cpu_slot(stack: Stack) -> None:
     assert (stack.job(plain)["state"], stack.job(plain)["waiting_for"]) == ("pending", "no_matching_device")
 
 
+@pytest.mark.soak
 def test_where_a_gpu_is_served_it_waits_for_that_and_falls_back_when_it_goes(stack: Stack) -> None:
     """Given a GPU that is busy and a CPU slot that is free, then the job waits; when the GPU's worker is gone, it runs
     on the CPU slot; and when that worker is back, the next one runs on the GPU again.

@@ -87,6 +87,7 @@ def test_a_stranger_who_comes_during_a_run_is_told_and_seen(one: GpuStack) -> No
     assert f"occupied: 2.93G held by processes that are not ours: pid {stranger.pid}" in one.log("worker")
 
 
+@pytest.mark.soak
 def test_a_job_on_a_gpu_that_it_was_not_given_is_told(two: GpuStack) -> None:
     """F6: it sets CUDA_VISIBLE_DEVICES itself, say. And one that fills the memory of its own."""
     two.serve_with()

@@ -201,6 +201,7 @@ def test_kill_9_reserves_nothing_for_long(place: Place, whom: str) -> None:
     assert place.grant() == f"{lease['fence']} lease:{other.ask('lease.token')}"
 
 
+@pytest.mark.soak
 def test_a_machine_that_died_reserves_its_device_for_a_lease_and_no_longer(place: Place) -> None:
     """Holder and helper are gone and nobody of that machine asks: other machines have the device after the lease."""
     holder = place.start()

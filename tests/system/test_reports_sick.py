@@ -157,6 +157,7 @@ def test_memory_errors_that_grow_quarantine_a_gpu_and_jobs_without_one_run_all_t
     assert two.job(waiting[0])["waiting_for"] == "quarantined"
 
 
+@pytest.mark.soak
 def test_a_driver_that_hangs_costs_the_heartbeat_nothing(two: GpuStack) -> None:
     """G7: a run goes on under a lease of two seconds, the other GPU serves, the sick one is quarantined."""
     two.serve_with()

@@ -92,6 +92,7 @@ def test_a_stranger_beside_the_slots_is_one(shared: Shared) -> None:
     waits.end()
 
 
+@pytest.mark.soak
 def test_what_dies_on_one_slot_leaves_the_others_alone(shared: Shared) -> None:
     """Given a run on each of two slots, when one's worker is killed, then its runner too, then the other one's run
     is the same all the while, and what the dead ones declared is free again.
@@ -123,6 +124,7 @@ def test_what_dies_on_one_slot_leaves_the_others_alone(shared: Shared) -> None:
     assert stack.all_processes() == []
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("before", ["whole", "slots"])
 def test_what_runs_whole_is_ended_before_slots_begin_and_the_reverse(shared: Shared, before: str) -> None:
     """Given a run whose worker and `up` were killed, when `up` serves the same GPU the other way, then the run is ended
@@ -147,6 +149,7 @@ def test_what_runs_whole_is_ended_before_slots_begin_and_the_reverse(shared: Sha
     job.end()
 
 
+@pytest.mark.soak
 def test_down_ends_what_runs_on_slots_without_up(shared: Shared) -> None:
     """Given `up` and a worker killed, then `down` ends the other worker with its run, and the run without one."""
     up, stack = shared.up(2), shared.stack
@@ -165,6 +168,7 @@ def test_down_ends_what_runs_on_slots_without_up(shared: Shared) -> None:
     assert f"ending job {jobs[0].number}, which has no worker any more" in stack.log("down")
 
 
+@pytest.mark.soak
 def test_up_goes_on_with_the_slots_that_another_up_left(stack: Stack) -> None:
     """Given `up` killed, then the next one with slots watches its workers, and one without is refused."""
     simulated = ("--simulate", "1x8G")
@@ -208,6 +212,7 @@ def test_memory_above_what_was_declared(shared: Shared) -> None:
     modest.end()
 
 
+@pytest.mark.soak
 def test_memory_above_what_was_declared_is_told(shared: Shared) -> None:
     """--enforce-memory warn, on a whole GPU: an event with the figures, once, and the run goes on."""
     stack = shared.stack
