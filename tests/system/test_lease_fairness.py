@@ -8,6 +8,7 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
 from crowd import Crowd
 from stack import Stack
 from wait import until
