@@ -209,7 +209,8 @@ class Stack:
         return found
 
     def all_processes(self) -> list[int]:
-        """Everything that runs for this home: what names it in its environment or command, and its descendants."""
+        """Everything that runs for this home: what names it in its environment or command, or works in it, as a server
+        without its `up` does; and the descendants."""
         name = os.fsencode(self.home)
         listed = (path.name for path in Path("/proc").iterdir())
         pids = {int(pid) for pid in listed if pid.isdigit() and _names(int(pid), name)}
@@ -263,6 +264,9 @@ def is_stopped(pid: int) -> bool:
 
 
 def _names(pid: int, name: bytes) -> bool:
+    with suppress(OSError):
+        if os.fsencode(Path(f"/proc/{pid}/cwd").readlink()).startswith(name + b"/"):
+            return True
     with suppress(OSError):
         for what in ("environ", "cmdline"):
             text = Path(f"/proc/{pid}/{what}").read_bytes() + b"\0"
