@@ -92,6 +92,7 @@ def test_a_worker_serves_an_instance_by_its_name(machine: Machine) -> None:
     assert stack.fox("worker", "--gpu", machine.parent, check=False).returncode == 1
 
 
+@pytest.mark.soak
 def test_an_instance_is_leased(machine: Machine) -> None:
     machine.stack.serve()
     for name in ("mig:0.0", machine.small[:16]):

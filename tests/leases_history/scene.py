@@ -202,7 +202,11 @@ class Scene:
             "its last grant": b"" if last.endswith(b" -") else last or b"none",
             "a lease key": redis.get(keys.lease(device)),
             "a holder": redis.hget(keys.holders, device),
-            "a waiter": redis.zrange(keys.lease_waiting(device), 0, -1),
+            "a waiter": [  # of those who listen: the dead keep their place for a minute, and are passed over
+                token
+                for token in redis.zrange(keys.lease_waiting(device), 0, -1)
+                if redis.exists(keys.waiter(token.decode())) and not redis.exists(keys.wake(token.decode()))
+            ],
             "withheld": redis.hget(keys.withheld, device),
         }
         return [f"{what}: {value!r}" for what, value in told.items() if value]

@@ -12,6 +12,7 @@ from wait import until
 from foxqueue.leases import GpuLeases
 
 
+@pytest.mark.soak
 def test_a_lease_lost_before_the_fork_fails_the_job_and_nothing_else(
     rq: Rq, queue: Queue, device: str, tmp_path: Path
 ) -> None:
@@ -30,6 +31,7 @@ def test_a_device_that_comes_when_it_is_no_longer_wanted_is_given_back(rq: Rq, t
     assert rq.status(job) == "finished"
 
 
+@pytest.mark.soak
 def test_a_suspended_worker_leaves_the_line_and_comes_back(
     rq: Rq, queue: Queue, device: str, leases: GpuLeases, tmp_path: Path
 ) -> None:

@@ -52,6 +52,7 @@ def test_a_stop_just_after_a_job_does_not_keep_it_from_sweeping_up(
         assert not alive and is_free(queue, device), rq.said(number)
 
 
+@pytest.mark.soak
 def test_a_cold_shutdown_and_a_time_out_give_the_device_back(rq: Rq, queue: Queue, device: str, tmp_path: Path) -> None:
     worker = rq.worker()
     late = rq.enqueue_for(1, "wait_for", str(tmp_path / "never"), str(tmp_path / "a"))
@@ -69,6 +70,7 @@ def test_a_cold_shutdown_and_a_time_out_give_the_device_back(rq: Rq, queue: Queu
     assert not horse.alive() and is_free(queue, device), rq.said()
 
 
+@pytest.mark.soak
 def test_memory_that_no_device_has_ends_it_with_a_reason(rq: Rq, tmp_path: Path) -> None:
     job = rq.enqueue("see", str(tmp_path / "seen"))
     worker = rq.worker(FOXQUEUE_RQ_MEMORY="999G")
@@ -116,6 +118,7 @@ def test_it_outlives_a_restart_of_the_leases_server(
             rq.close()
 
 
+@pytest.mark.soak
 def test_a_job_sees_its_gpu(server: RealServer, queue: Queue, nvml_state: State, version: str, tmp_path: Path) -> None:
     cards = [f"GPU-{uuid.uuid4()}" for _ in range(2)]
     nvml_state.write(

@@ -53,6 +53,7 @@ def swept(queue: Queue, part: int) -> int:
     return found
 
 
+@pytest.mark.soak
 @ONE_SERVER
 def test_due_cancelled_and_purged_at_once(queue: Queue) -> None:
     redis, keys = queue.broker.redis, queue.broker.keys
@@ -72,6 +73,7 @@ def test_due_cancelled_and_purged_at_once(queue: Queue) -> None:
     assert not redis.zcard(keys.dropped) and not redis.keys(keys.prefix.replace("{", "?").replace("}", "?") + "job:*")
 
 
+@pytest.mark.soak
 @ONE_SERVER
 def test_children_of_one_parent_and_expired_at_once(queue: Queue) -> None:
     redis, keys = queue.broker.redis, queue.broker.keys

@@ -86,6 +86,7 @@ def _module(name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return module
 
 
+@pytest.mark.soak
 @pytest.mark.timeout(240)
 def test_the_demo_keeps_its_promises_and_leaves_nothing(demo: Demo) -> None:
     process = demo.start("--epochs", "12")
@@ -186,10 +187,12 @@ def _broken(promises: ModuleType, runs: list[Any], events: Any = GOOD, devices: 
     return [fault for faults in promises.check(runs, events, devices).values() for fault in faults]
 
 
+@pytest.mark.soak
 def test_promises_that_are_kept(promises: ModuleType) -> None:
     assert _broken(promises, [_run(promises, 1, "10", "20"), _run(promises, 2, "20", "30")]) == []
 
 
+@pytest.mark.soak
 def test_promises_that_are_not_kept(promises: ModuleType) -> None:
     first, second = _run(promises, 1, "10", "20"), _run(promises, 2, "20", "30")
 
@@ -207,6 +210,7 @@ def test_promises_that_are_not_kept(promises: ModuleType) -> None:
     only("job 2 (n2) ran before job 1 (n1)", events=late)
 
 
+@pytest.mark.soak
 def test_a_broken_promise_is_exit_code_1(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     for name in ("promises", "stage"):
         _module(name, monkeypatch)

@@ -35,6 +35,7 @@ def surroundings(stack: Stack) -> list[dict[str, str]]:
     ]
 
 
+@pytest.mark.soak
 def test_everybody_sees_the_same_queue_whatever_surrounds_him(stack: Stack) -> None:
     """A8: other HOME, TMPDIR and variables, and next to none: the same jobs, devices and workers; all may cancel."""
     stack.up(*ONE, workers=1)

@@ -209,6 +209,7 @@ def end_some(stack: Stack, count: int) -> None:
     api.wait([api.job(number) for number in (*numbers, *waiting, *running)], timeout=60)
 
 
+@pytest.mark.soak
 def test_workers_clean_up_ended_jobs_of_every_kind(quick: Stack) -> None:
     """L5: succeeded, failed and cancelled ones with output, results and values; the same keys are left as before."""
     api, count = quick.api, 10

@@ -76,6 +76,7 @@ def test_a_job_that_declares_nothing_has_the_gpu_alone(shared: Shared) -> None:
     assert device.startswith(f"{shared.uuid}/")
 
 
+@pytest.mark.soak
 def test_a_stranger_beside_the_slots_is_one(shared: Shared) -> None:
     stack = shared.stack
     stranger = subprocess.Popen(shared.state.holding(0, 2000), stdout=subprocess.PIPE)
@@ -247,6 +248,7 @@ def test_what_cannot_be_parted_starts_nothing(stack: Stack) -> None:
     assert unknown.returncode == 1 and "sim:0" in unknown.stderr
 
 
+@pytest.mark.soak
 def test_slots_of_simulated_gpus(stack: Stack) -> None:
     """Without NVML: each GPU in slots, CPU slots beside them as they are, and texts that say which."""
     stack.up("--simulate", "2x8G", "--cpu", "1", "--slots", "2", workers=5)
@@ -264,6 +266,7 @@ def test_slots_of_simulated_gpus(stack: Stack) -> None:
     stack.await_state(cpu, "succeeded")
 
 
+@pytest.mark.soak
 def test_room_that_comes_is_used_at_once(stack: Stack) -> None:
     """Given slots that stand idle as memory is lacking, when the run beside them ends, then they need not ask again."""
     stack.up("--simulate", "1x9G", "--slots", "3", "--cpu", "1", workers=4)
