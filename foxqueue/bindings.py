@@ -337,9 +337,9 @@ class Bindings:
             candidate=_candidate(),
         )
 
-    def lease_renew_call(self, token: str, fence: int | str, devices: Sequence[str]) -> Call:
-        """The lease goes on."""
-        return self.scripts.call("lease_renew", token=token, fence=fence, devices=",".join(devices))
+    def lease_renew_call(self, token: str, fence: int | str, devices: Sequence[str], room: int = 0) -> Call:
+        """The lease goes on; ``room`` is what the whole device of a slot has, MiB."""
+        return self.scripts.call("lease_renew", token=token, fence=fence, devices=",".join(devices), room=room)
 
     def lease_release_call(self, token: str, fence: int | str, devices: Sequence[str]) -> Call:
         """The lease, or that of some of its devices, has ended."""

@@ -81,7 +81,7 @@ class Holder:
         return self.queue.send(self.wait_call(needs=0))
 
     def renew_call(self) -> Call:
-        return self.queue.broker.lease_renew_call(self.token, self.fence, self.devices)
+        return self.queue.broker.lease_renew_call(self.token, self.fence, self.devices, self.room)
 
     def renew(self) -> Reply:
         return self.queue.broker.send(self.renew_call())[0]

@@ -59,7 +59,8 @@ def write_down(grant: Grant, **facts: Any) -> None:
     if grant.until_ms is not None:
         record["until_ms"] = grant.until_ms
     for spot in grant.spots:
-        own = {**record, "declares": spot.declares} if spot.declares else record
+        room = spot.place.device.memory_total_mib
+        own = {**record, "declares": spot.declares, "room": room} if spot.declares else record
         spot.write(own, f'"lease": "{grant.token}", "fence": {grant.fence}')
 
 

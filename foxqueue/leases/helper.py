@@ -45,6 +45,7 @@ class Kept:
 
     Attributes:
         token, fence, instance, devices: as they were granted.
+        room: MiB of the whole device, of a slot; 0 when it is not known.
         locks: the ``.gpu`` locks of its devices that are on this machine.
         heard: seconds of time.monotonic() when the last renewal that was answered was sent.
         since: when it was over, where it is to be given back.
@@ -54,6 +55,7 @@ class Kept:
     fence: str
     instance: str
     devices: list[str]
+    room: int = 0
     locks: list[DeviceLock] = field(default_factory=list)
     heard: float = field(default_factory=time.monotonic)
     since: float = field(default_factory=time.monotonic)
@@ -179,6 +181,8 @@ class Helper:
             if left.token not in found:
                 known = self._leases.get(left.token)
                 found[left.token] = Kept(left.token, left.fence, str(record.get("instance")), record["devices"])
+                room = record.get("room")
+                found[left.token].room = room if isinstance(room, int) else 0
                 if known is not None:
                     found[left.token].heard, found[left.token].since = known.heard, known.since
             found[left.token].locks.append(lock)
@@ -195,7 +199,7 @@ class Helper:
         sent = time.monotonic()
         try:
             replies = self._sender.send(
-                *(self._sender.lease_renew_call(one.token, one.fence, one.devices) for one in kept)
+                *(self._sender.lease_renew_call(one.token, one.fence, one.devices, one.room) for one in kept)
             )
         except ServerError as error:
             for one in kept:

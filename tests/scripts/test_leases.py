@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from lease_driver import Holder, grant
 from queue_driver import Queue
 
 from foxqueue.broker import Claimed
@@ -167,3 +168,16 @@ def test_a_number_given_out_again_is_another_job(queue: Queue) -> None:
     assert queue.broker.cancel(number, born, "me") == "stale"
     assert queue.job(number)["state"] == "pending"
     assert queue.worker("w2").claim().born == other
+
+
+def test_a_renewal_heals_what_the_server_has_forgotten_and_nothing_when_the_rest_is_lost(queue: Queue) -> None:
+    """Given a server that has lost the grant of one of two devices: the same fence has it again, as long as the other
+    is not somebody else's."""
+    lent = Holder(queue, ("GPU-1", "GPU-2")).acquire()
+    redis, keys = queue.broker.redis, queue.broker.keys
+    for other, word in ((f"{int(lent.fence) + 1} -", "lost"), (f"{lent.fence} lease:{lent.token}", "ok")):
+        redis.hset(keys.granted, mapping={"GPU-1": "1000000000000000 -", "GPU-2": other})
+        redis.delete(keys.lease("GPU-1"), keys.lease("GPU-2"))
+        assert lent.renew().word == word
+        healed = f"{lent.fence} lease:{lent.token}"
+        assert grant(queue, "GPU-1") == (healed if word == "ok" else "1000000000000000 -")

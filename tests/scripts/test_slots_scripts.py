@@ -69,6 +69,23 @@ def test_a_lapsed_lease_declares_nothing(queue: Queue) -> None:
     holder(queue, SECOND).acquire()
 
 
+def test_a_lease_whose_memory_others_have_declared_since_does_not_go_on(queue: Queue) -> None:
+    late = holder(queue, FIRST, 8000).acquire()
+    lapse(queue, FIRST)
+    other = holder(queue, SECOND).acquire()
+    reply = late.renew()
+    assert (reply.word, *reply.rest) == ("lost", b"it was not heard of, and others have declared its memory")
+    other.release()
+    assert late.renew().word == "ok", "there is room again"
+
+
+def test_a_lapsed_lease_that_still_fits_goes_on(queue: Queue) -> None:
+    late = holder(queue, FIRST).acquire()
+    lapse(queue, FIRST)
+    holder(queue, SECOND, 5000).acquire()
+    assert late.renew().word == "ok"
+
+
 def whole_or_slotted(queue: Queue) -> None:
     """A job or lease of the whole device and one of a slot keep each other out."""
     whole = Holder(queue, (WHOLE,)).acquire()
