@@ -209,7 +209,7 @@ class Holders(Requests):
         return None
 
     def _renew(self, wish: Wish, lost: bool) -> None:
-        word = self.send(self.broker.lease_renew_call(wish.token, wish.fence, wish.had), lost=lost)[0].word
+        word = self.send(self.broker.lease_renew_call(wish.token, wish.fence, wish.had, ROOM), lost=lost)[0].word
         if word != "ok":
             self.holding.remove(wish)
             self.gone.append(wish)
@@ -221,8 +221,10 @@ class Holders(Requests):
         if not self.gone:
             return False
         wish = self.gone[-1 - pick % len(self.gone)]
-        calls = {"renew": self.broker.lease_renew_call, "release": self.broker.lease_release_call}
-        self.send(calls[what](wish.token, wish.fence, wish.had))
+        if what == "renew":
+            self.send(self.broker.lease_renew_call(wish.token, wish.fence, wish.had, ROOM))
+        else:
+            self.send(self.broker.lease_release_call(wish.token, wish.fence, wish.had))
         return None
 
     @rule(
@@ -280,6 +282,8 @@ class Holders(Requests):
             first = self.model.first_in_line(device)
             if first not in live or not self.model.is_free(device) or device in self.model.paused:
                 continue
-            if device in SLOTS:  # room that comes on another slot calls nobody: who waits looks again by itself
-                continue
-            assert self.model.job_ranks_before(device, first), f"{first} is first in line of the free {device}: {line}"
+            (wish,) = (wish for wish in self.waiting if wish.token == first)
+            lacks = device in SLOTS and self.model.lacks_mib(WHOLE, wish.declares)
+            assert lacks or self.model.job_ranks_before(device, first), (
+                f"{first} is first in line of the free {device}: {line}"
+            )

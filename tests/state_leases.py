@@ -174,6 +174,10 @@ class Leases(Ends):
                 return ["lost", "its key in Redis is another owner's"]
             if name not in self.leases and self._in_the_way(name):
                 return ["lost", f"it was not heard of, and {self._in_the_way(name)} was granted to somebody else"]
+            if name not in self.leases and whole_of(name) and a["room"] != "0":
+                own = int(self.declared[whole_of(name)].get(name.rpartition("/")[2], 0))
+                if own + self._declared_mib(whole_of(name)) > int(a["room"]):
+                    return ["lost", "it was not heard of, and others have declared its memory"]
         self.leases |= dict.fromkeys(names, fence)
         return ["ok"]
 
@@ -201,6 +205,9 @@ class Leases(Ends):
             del self.leases[name]
         self._undeclare(name)
         self._freed(name)
+        if not whole_of(name):
+            for slot in range(SLOTS):
+                self._freed(f"{name}/{slot}")
 
     def _held_ms(self, fence: str) -> int:
         """How long a lease lasted: the server's time, within that of the call."""

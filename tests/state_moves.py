@@ -140,6 +140,9 @@ class Moves(Data):
     def _freed(self, device: str) -> None:
         """A device may be free: a worker that waits for it asks, and the first of its line."""
         self._wake(device, 1)
+        self._call_line(device)
+
+    def _call_line(self, device: str) -> None:
         for _, token in sorted((rank, token) for token, rank in self.lines.get(device, {}).items())[:3]:
             self._token(token, device)
 

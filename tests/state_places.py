@@ -51,6 +51,10 @@ class Places(Moves):
         if whole_of(device):
             self.declared[whole_of(device)].pop(device.rpartition("/")[2], None)
             self._wake(whole_of(device), SLOTS)
+            self._call_line(whole_of(device))
+            for slot in range(SLOTS):
+                if f"{whole_of(device)}/{slot}" != device:
+                    self._call_line(f"{whole_of(device)}/{slot}")
 
     def _stat(self, name: str, by: int) -> None:
         self.lease_stats[name] = str(int(self.lease_stats.get(name, 0)) + by)

@@ -54,8 +54,8 @@ class GpuLeases(Common):
         gpus: devices that may be used, in order of preference: indices, ``gpu:0``, ``sim:0``, UUIDs. None for all of
             this machine: what NVML finds here and CUDA_VISIBLE_DEVICES leaves, and simulated ones that a worker of
             this home serves.
-        host: ``this`` machine; ``any``, or the name of one: then also devices that workers of other machines serve.
-            For those there is no file lock: only the server tells them apart.
+        host: ``this`` machine; ``any``: also devices that workers of other machines serve; the name of one: those of
+            that machine alone. For those of others there is no file lock: only the server tells them apart.
         lost: called with a LeaseLost, in a thread, when a lease is lost.
         home: state directory; the configured one by default.
 

@@ -47,22 +47,33 @@ local function wake_all()
   end
 end
 
--- The device may be free now: who waits for it asks. Of a line the first ones, for some of them may be dead.
-local function freed(name)
-  if redis.call('EXISTS', prefix .. 'idle:' .. name, prefix .. 'lease_waiting:' .. name) == 0 then
-    return
-  end
-  wake(name, 1)
+-- Of a line the first ones are told, for some of them may be dead: they ask.
+local function call_line(name)
   for _, token in ipairs(redis.call('ZRANGE', prefix .. 'lease_waiting:' .. name, 0, 2)) do
     send_token(token, name)
   end
 end
 
--- What a slot had declared is free: the other slots of its device may have room now for what had none.
+-- The device may be free now: who waits for it asks.
+local function freed(name)
+  if redis.call('EXISTS', prefix .. 'idle:' .. name, prefix .. 'lease_waiting:' .. name) > 0 then
+    wake(name, 1)
+    call_line(name)
+  end
+end
+
+-- What a slot had declared is free: there may be room on the other slots of its device, or nobody on any.
+local MOST_SLOTS = 16
 local function undeclare(name)
   if string.find(name, '/', 1, true) then
     local whole_name, slot = string.match(name, '^(.+)/(%d+)$')
     redis.call('HDEL', prefix .. 'declared:' .. (whole_name or ''), slot or '')
-    wake(whole_name or '', 16)
+    wake(whole_name or '', MOST_SLOTS)
+    call_line(whole_name or '')
+    for other = 0, MOST_SLOTS - 1 do
+      if digits(other) ~= slot then
+        call_line((whole_name or '') .. '/' .. digits(other))
+      end
+    end
   end
 end

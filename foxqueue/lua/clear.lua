@@ -12,7 +12,6 @@
 -- ARGV[5] by who asks
 -- INCLUDE _drains _clock _event _job _request _idle
 -- RETURNS {ok, instance}, {no, instance} it was not withheld, or not for that
-local MOST_SLOTS = 16
 local earlier = answered()
 if earlier then
   return { earlier, life }

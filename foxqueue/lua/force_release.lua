@@ -10,7 +10,7 @@
 -- ARGV[4] by who asks
 -- FOUND holders HASH, lease_stats HASH
 -- FOUND job:<n> HASH
--- INCLUDE _drains _clock _event _job _request _device _idle
+-- INCLUDE _drains _clock _event _job _request _device _idle _freed_whole
 -- RETURNS {ok, instance, number} its worker is told, and the device free when the run's processes are gone or its
 -- RETURNS lease has run out; the number is '' for a lease; {no, instance} when nobody has the device
 local earlier = answered()
@@ -40,6 +40,7 @@ if role == 'lease' or role == 'released_lease' then
     redis.call('HDEL', named('holders'), device)
     undeclare(device)
     freed(device)
+    freed_whole(device)
   end
   answer('ok:')
   return { 'ok', life, '' }

@@ -10,7 +10,7 @@
 -- ARGV[2] token of the lease
 -- ARGV[3] fence
 -- ARGV[4] devices uuids, comma-separated
--- INCLUDE _drains _clock _event _job _device _idle
+-- INCLUDE _drains _clock _event _job _device _idle _freed_whole
 -- RETURNS {ok, instance}, also when it was said before; {lost, instance} when somebody else has had one of them since
 local word, ended = 'ok', 0
 for name in string.gmatch(devices, '[^,]+') do
@@ -23,6 +23,7 @@ for name in string.gmatch(devices, '[^,]+') do
     end
     undeclare(name)
     freed(name)
+    freed_whole(name)
     ended = ended + 1
   elseif grant ~= fence .. ' -' then
     word = 'lost'

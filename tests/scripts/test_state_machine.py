@@ -94,6 +94,7 @@ RULES = {
     "a group given up": ("_dissolve", "redis.call('HSET', group_key(group), 'filling', '')", ""),
     "jobs of a group given up": ("_dissolve", "'shape', string.match(job[2], '^[^@]*'))", "'shape', job[2])"),
     "the fence of a lease": ("lease_renew", "grant ~= fence .. ' lease:' .. token", "not grant"),
+    "a lease that lapsed": ("lease_renew", "if in_the_way(name) then", "if false then"),
     "the rank of a waiter": ("claim", "waiter_rank < rank", "false"),
     "a turn passed on": ("_leave_line", "    freed(name)\n", ""),
     "whole or slotted": ("_slots", "or in_the_way(name))", ")"),
