@@ -72,7 +72,7 @@ class Leases(Ends):
         """By whom; the time that is left of a lease is the server's."""
         by = self._in_the_way(name) or name
         left = self.got[5] if by in self.leases and len(self.got) > 5 else "-2"
-        assert left == "-2" or 0 < int(left) <= 60_000, f"{left} ms are left of the lease of {by}"
+        assert left == "-2" or (left.isdigit() and 0 < int(left) <= 60_000), f"{left} ms are left of the lease of {by}"
         return ["taken", name, self.granted.get(by, ""), self.holders.get(by, ""), left]
 
     def _yields(self, name: str, token: str, rank: float, in_line: bool, a: dict[str, Any]) -> list[str]:

@@ -87,7 +87,8 @@ class Places(Moves):
                 return None
             rank, token = line[behind]
             waiter = self.waiters.get(token)
-            if waiter is None or (token == who and missed):
+            wants = waiter is not None and device in waiter["devices"].split(",")
+            if waiter is None or not wants or (token == who and missed):
                 del self.lines[device][token]
             elif self._enough(device, waiter):
                 return token, rank

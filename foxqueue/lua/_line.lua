@@ -52,7 +52,8 @@ local function first_waiter(name)
       return nil
     end
     local waiter = redis.call('HMGET', prefix .. 'waiter:' .. token, 'devices', 'needs')
-    if not waiter[1] or (token == who and missed) then
+    local wants = string.find(',' .. (waiter[1] or '') .. ',', ',' .. name .. ',', 1, true)
+    if not wants or (token == who and missed) then
       redis.call('ZREM', line_of(name), token)
     elseif is_deaf(token) then
       behind, passed = behind + 1, passed + 1

@@ -79,6 +79,17 @@ def test_a_lease_whose_memory_others_have_declared_since_does_not_go_on(queue: Q
     assert late.renew().word == "ok", "there is room again"
 
 
+@pytest.mark.parametrize(("late", "other"), [(WHOLE, FIRST), (FIRST, WHOLE)])
+def test_a_lapsed_lease_does_not_go_on_beside_what_keeps_it_out(queue: Queue, late: str, other: str) -> None:
+    first = holder(queue, late).acquire()
+    lapse(queue, late)
+    holder(queue, other).acquire()
+    before = queue.snapshot()
+    reply = first.renew()
+    assert reply.word == "lost" and other.encode() in reply.rest[0]
+    assert queue.snapshot() == before
+
+
 def test_a_lapsed_lease_that_still_fits_goes_on(queue: Queue) -> None:
     late = holder(queue, FIRST).acquire()
     lapse(queue, FIRST)

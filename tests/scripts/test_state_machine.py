@@ -94,7 +94,6 @@ RULES = {
     "a group given up": ("_dissolve", "redis.call('HSET', group_key(group), 'filling', '')", ""),
     "jobs of a group given up": ("_dissolve", "'shape', string.match(job[2], '^[^@]*'))", "'shape', job[2])"),
     "the fence of a lease": ("lease_renew", "grant ~= fence .. ' lease:' .. token", "not grant"),
-    "a lease that lapsed": ("lease_renew", "if in_the_way(name) then", "if false then"),
     "the rank of a waiter": ("claim", "waiter_rank < rank", "false"),
     "a turn passed on": ("_leave_line", "    freed(name)\n", ""),
     "whole or slotted": ("_slots", "or in_the_way(name))", ")"),
@@ -152,5 +151,5 @@ def test_the_queue_is_what_the_model_says_for_long(queue: Queue) -> None:
 def test_the_machine_finds_a_rule_that_is_missing(queue: Queue, rule: str) -> None:
     # Flaky: the same walk failed at another step the second time, where what is missing depends on the moment.
     with changed(*RULES[rule]), pytest.raises((AssertionError, Flaky)) as found:
-        walk(queue, SOAK_STEPS, phases=[Phase.generate])
+        walk(queue, 3 * SOAK_STEPS, phases=[Phase.generate])  # most are found in a tenth of that
     assert "not all was tried" not in str(found.value) and "the rule moved" not in str(found.value)
